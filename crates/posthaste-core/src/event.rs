@@ -1,0 +1,258 @@
+//! What the user writes: an event, its builder and its limits.
+
+mod builder;
+mod error;
+mod id;
+mod names;
+mod payload;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use crate::time::Timestamp;
+
+pub use builder::EventBuilder;
+pub use error::Error;
+pub use id::EventId;
+pub use names::{AggregateType, EventType, GLOBAL};
+pub use payload::Payload;
+
+/// The content type of an event that does not say otherwise and whose payload is JSON.
+pub const JSON: &str = "application/json";
+
+/// The content type of an event that does not say otherwise and whose payload is bytes.
+pub const OCTETS: &str = "application/octet-stream";
+
+/// How long each field of an event may be. The table's columns are as wide, so what was built can be stored.
+pub mod limit {
+    /// Characters in an event id.
+    pub const ID: usize = 36;
+    /// Characters in an event type.
+    pub const EVENT_TYPE: usize = 128;
+    /// Characters in an aggregate type.
+    pub const AGGREGATE_TYPE: usize = 64;
+    /// Characters in an aggregate id.
+    pub const AGGREGATE_ID: usize = 128;
+    /// Characters in a tenant id.
+    pub const TENANT_ID: usize = 64;
+    /// Characters in a topic.
+    pub const TOPIC: usize = 255;
+    /// Characters in a content type.
+    pub const CONTENT_TYPE: usize = 128;
+    /// Bytes in a payload; JSON is counted as UTF-8.
+    pub const PAYLOAD: usize = 1_048_576;
+    /// Bytes in all headers together, written as JSON.
+    pub const HEADERS: usize = 65_536;
+}
+
+/// Something that happened, to be delivered at least once.
+///
+/// Immutable and cheap to clone: clones share one allocation, and the payload is serialised once, when the event is
+/// built, for the insert and for the delivery alike.
+///
+/// ```
+/// use posthaste_core::Event;
+///
+/// let event = Event::builder("OrderPlaced")
+///     .aggregate("Order", "42")
+///     .header("trace", "7f3a")
+///     .json(&serde_json::json!({ "id": 42, "total": "19.90" }))
+///     .build()?;
+/// assert_eq!(event.event_type(), "OrderPlaced");
+/// # Ok::<(), posthaste_core::event::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Event(Arc<Fields>);
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct Fields {
+    pub(crate) id: EventId,
+    pub(crate) event_type: Box<str>,
+    pub(crate) aggregate_type: Box<str>,
+    pub(crate) aggregate_id: Option<Box<str>>,
+    pub(crate) tenant_id: Option<Box<str>>,
+    pub(crate) topic: Option<Box<str>>,
+    pub(crate) content_type: Box<str>,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) payload: Payload,
+    pub(crate) occurred_at: Timestamp,
+    pub(crate) availability: Availability,
+}
+
+/// From when on an event may be delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Availability {
+    /// As soon as its transaction has committed.
+    #[default]
+    Now,
+    /// Not before this moment, by the database's clock.
+    At(Timestamp),
+    /// Not before this long after the insert, by the database's clock.
+    After(Duration),
+}
+
+impl Event {
+    /// Starts an event of that type.
+    pub fn builder(event_type: impl EventType) -> EventBuilder {
+        EventBuilder::new(event_type)
+    }
+
+    /// An event with a JSON text as payload and defaults for everything else.
+    ///
+    /// # Errors
+    /// When the type is empty or too long, or the text is not JSON or too long.
+    pub fn of_json(event_type: impl EventType, json: impl Into<String>) -> Result<Self, Error> {
+        Self::builder(event_type).json_text(json).build()
+    }
+
+    /// The id by which receivers tell a repeated delivery.
+    pub fn id(&self) -> &EventId {
+        &self.0.id
+    }
+
+    /// The name that the writer chose for this type of event.
+    pub fn event_type(&self) -> &str {
+        &self.0.event_type
+    }
+
+    /// The type of what changed; [`GLOBAL`] when none was given.
+    pub fn aggregate_type(&self) -> &str {
+        &self.0.aggregate_type
+    }
+
+    /// Which aggregate changed.
+    pub fn aggregate_id(&self) -> Option<&str> {
+        self.0.aggregate_id.as_deref()
+    }
+
+    /// The tenant, carried along and never interpreted.
+    pub fn tenant_id(&self) -> Option<&str> {
+        self.0.tenant_id.as_deref()
+    }
+
+    /// Where a relay should send it, if not where the routes say.
+    pub fn topic(&self) -> Option<&str> {
+        self.0.topic.as_deref()
+    }
+
+    /// The media type of the payload.
+    pub fn content_type(&self) -> &str {
+        &self.0.content_type
+    }
+
+    /// The headers, sorted by key.
+    pub fn headers(&self) -> &BTreeMap<String, String> {
+        &self.0.headers
+    }
+
+    /// The value of one header.
+    pub fn header(&self, key: &str) -> Option<&str> {
+        self.0.headers.get(key).map(String::as_str)
+    }
+
+    /// The payload as it was written, byte for byte.
+    pub fn payload(&self) -> &Payload {
+        &self.0.payload
+    }
+
+    /// The payload decoded from JSON.
+    ///
+    /// # Errors
+    /// When the payload is bytes that are not JSON, or JSON that does not fit `T`.
+    pub fn decode<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_slice(self.0.payload.as_bytes())
+    }
+
+    /// The payload as [`bytes::Bytes`] that share this event's memory.
+    pub fn shared_payload(&self) -> bytes::Bytes {
+        bytes::Bytes::from_owner(SharedPayload(self.clone()))
+    }
+
+    /// When it happened, by the clock of the machine that wrote it.
+    pub fn occurred_at(&self) -> Timestamp {
+        self.0.occurred_at
+    }
+
+    /// From when on it may be delivered.
+    pub fn availability(&self) -> Availability {
+        self.0.availability
+    }
+
+    /// Whether it waits for a later moment, and so never takes the hot path.
+    pub fn is_delayed(&self) -> bool {
+        self.0.availability != Availability::Now
+    }
+
+    /// A builder that starts with every field of this event, for a changed copy.
+    pub fn to_builder(&self) -> EventBuilder {
+        EventBuilder::from_fields(&self.0)
+    }
+
+    pub(crate) fn from_fields(fields: Fields) -> Self {
+        Self(Arc::new(fields))
+    }
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+    }
+}
+
+impl fmt::Debug for Event {
+    /// Never prints the payload: it may hold what no log should.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event")
+            .field("id", &self.0.id)
+            .field("event_type", &self.0.event_type)
+            .field("aggregate_type", &self.0.aggregate_type)
+            .field("aggregate_id", &self.0.aggregate_id)
+            .field("payload_len", &self.0.payload.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What can be written to an outbox: an [`Event`], a builder of one, or a type of yours that knows how to become one.
+pub trait IntoEvent {
+    /// Makes the event.
+    ///
+    /// # Errors
+    /// When a field is missing or over its limit.
+    fn into_event(self) -> Result<Event, Error>;
+}
+
+impl IntoEvent for Event {
+    fn into_event(self) -> Result<Event, Error> {
+        Ok(self)
+    }
+}
+
+impl IntoEvent for &Event {
+    fn into_event(self) -> Result<Event, Error> {
+        Ok(self.clone())
+    }
+}
+
+impl IntoEvent for EventBuilder {
+    fn into_event(self) -> Result<Event, Error> {
+        self.build()
+    }
+}
+
+impl<E: IntoEvent> IntoEvent for Result<E, Error> {
+    fn into_event(self) -> Result<Event, Error> {
+        self?.into_event()
+    }
+}
+
+struct SharedPayload(Event);
+
+impl AsRef<[u8]> for SharedPayload {
+    fn as_ref(&self) -> &[u8] {
+        self.0.payload().as_bytes()
+    }
+}

@@ -1,0 +1,304 @@
+//! The builder of an event, where every limit is checked.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::IgnoredAny;
+
+use super::{
+    AggregateType, Availability, Error, Event, EventId, EventType, Fields, GLOBAL, JSON, OCTETS, Payload, limit,
+};
+use crate::time::Timestamp;
+
+/// A hundred years: longer than any delay that is meant.
+const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Builds an [`Event`]. Mistakes are kept until [`build`](Self::build) names the first of them.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it is built or written"]
+pub struct EventBuilder {
+    id: Option<Result<EventId, String>>,
+    event_type: String,
+    aggregate_type: Option<String>,
+    aggregate_id: Option<String>,
+    tenant_id: Option<String>,
+    topic: Option<String>,
+    content_type: Option<String>,
+    headers: BTreeMap<String, String>,
+    payloads: Vec<Given>,
+    occurred_at: Option<Timestamp>,
+    available_at: Option<Timestamp>,
+    deliver_after: Option<Duration>,
+}
+
+/// A payload as it was handed in.
+#[derive(Clone, Debug)]
+enum Given {
+    Serialised(Result<String, String>),
+    Text(String),
+    Bytes(Box<[u8]>),
+    Built(Payload),
+}
+
+impl Given {
+    fn form(&self) -> &'static str {
+        match self {
+            Self::Serialised(_) | Self::Text(_) | Self::Built(Payload::Json(_)) => "JSON",
+            Self::Bytes(_) | Self::Built(Payload::Bytes(_)) => "bytes",
+        }
+    }
+}
+
+impl EventBuilder {
+    pub(super) fn new(event_type: impl EventType) -> Self {
+        Self {
+            id: None,
+            event_type: event_type.name().to_owned(),
+            aggregate_type: None,
+            aggregate_id: None,
+            tenant_id: None,
+            topic: None,
+            content_type: None,
+            headers: BTreeMap::new(),
+            payloads: Vec::new(),
+            occurred_at: None,
+            available_at: None,
+            deliver_after: None,
+        }
+    }
+
+    pub(super) fn from_fields(fields: &Fields) -> Self {
+        let (available_at, deliver_after) = match fields.availability {
+            Availability::Now => (None, None),
+            Availability::At(at) => (Some(at), None),
+            Availability::After(delay) => (None, Some(delay)),
+        };
+        Self {
+            id: Some(Ok(fields.id.clone())),
+            event_type: fields.event_type.to_string(),
+            aggregate_type: Some(fields.aggregate_type.to_string()),
+            aggregate_id: fields.aggregate_id.as_deref().map(str::to_owned),
+            tenant_id: fields.tenant_id.as_deref().map(str::to_owned),
+            topic: fields.topic.as_deref().map(str::to_owned),
+            content_type: Some(fields.content_type.to_string()),
+            headers: fields.headers.clone(),
+            payloads: vec![Given::Built(fields.payload.clone())],
+            occurred_at: Some(fields.occurred_at),
+            available_at,
+            deliver_after,
+        }
+    }
+
+    /// Sets the id. Default: a new ULID. Any text of up to 36 characters that is unique in the table will do.
+    pub fn id(mut self, id: impl AsRef<str>) -> Self {
+        self.id = Some(EventId::new(&id).map_err(|_| id.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets the aggregate that changed: its type and its id. Together they are the key of the event.
+    pub fn aggregate(self, aggregate_type: impl AggregateType, aggregate_id: impl ToString) -> Self {
+        self.aggregate_type(aggregate_type).aggregate_id(aggregate_id)
+    }
+
+    /// Sets the aggregate type alone. Default: [`GLOBAL`].
+    pub fn aggregate_type(mut self, aggregate_type: impl AggregateType) -> Self {
+        self.aggregate_type = Some(aggregate_type.name().to_owned());
+        self
+    }
+
+    /// Sets the aggregate id alone.
+    #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers and ids by value")]
+    pub fn aggregate_id(mut self, aggregate_id: impl ToString) -> Self {
+        self.aggregate_id = Some(aggregate_id.to_string());
+        self
+    }
+
+    /// Sets the tenant, which is stored and handed to listeners and never interpreted.
+    pub fn tenant_id(mut self, tenant_id: impl Into<String>) -> Self {
+        self.tenant_id = Some(tenant_id.into());
+        self
+    }
+
+    /// Sets where a relay sends this event, instead of where its routes say.
+    pub fn topic(mut self, topic: impl Into<String>) -> Self {
+        self.topic = Some(topic.into());
+        self
+    }
+
+    /// Sets the media type of the payload. Default: JSON for JSON, octets for bytes.
+    pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
+        self.content_type = Some(content_type.into());
+        self
+    }
+
+    /// Sets one header. The last value given for a key counts.
+    pub fn header(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers.insert(key.into(), value.into());
+        self
+    }
+
+    /// Sets several headers.
+    pub fn headers<K: Into<String>, V: Into<String>>(mut self, headers: impl IntoIterator<Item = (K, V)>) -> Self {
+        self.headers.extend(headers.into_iter().map(|(key, value)| (key.into(), value.into())));
+        self
+    }
+
+    /// Sets the payload to a value, serialised to JSON here and nowhere else.
+    pub fn json(mut self, payload: &(impl Serialize + ?Sized)) -> Self {
+        self.payloads.push(Given::Serialised(serde_json::to_string(payload).map_err(|error| error.to_string())));
+        self
+    }
+
+    /// Sets the payload to a JSON text, which is checked by [`build`](Self::build) and kept as it is.
+    pub fn json_text(mut self, payload: impl Into<String>) -> Self {
+        self.payloads.push(Given::Text(payload.into()));
+        self
+    }
+
+    /// Sets the payload to bytes.
+    pub fn bytes(mut self, payload: impl Into<Vec<u8>>) -> Self {
+        self.payloads.push(Given::Bytes(payload.into().into_boxed_slice()));
+        self
+    }
+
+    /// Sets when it happened. Default: now.
+    pub fn occurred_at(mut self, occurred_at: impl Into<Timestamp>) -> Self {
+        self.occurred_at = Some(occurred_at.into());
+        self
+    }
+
+    /// Delivers it not before this moment, by the database's clock.
+    pub fn available_at(mut self, available_at: impl Into<Timestamp>) -> Self {
+        self.available_at = Some(available_at.into());
+        self
+    }
+
+    /// Delivers it not before this long after it was written, by the database's clock.
+    pub fn deliver_after(mut self, delay: Duration) -> Self {
+        self.deliver_after = Some(delay);
+        self
+    }
+
+    /// Checks every field and makes the event.
+    ///
+    /// # Errors
+    /// Names the first field that is missing, empty or over its limit. See [`limit`].
+    pub fn build(self) -> Result<Event, Error> {
+        let id = match self.id {
+            None => EventId::generate(),
+            Some(Ok(id)) => id,
+            Some(Err(refused)) => EventId::new(refused)?,
+        };
+        required("event_type", &self.event_type, limit::EVENT_TYPE)?;
+        let aggregate_type = self.aggregate_type.unwrap_or_else(|| GLOBAL.to_owned());
+        required("aggregate_type", &aggregate_type, limit::AGGREGATE_TYPE)?;
+        optional("aggregate_id", self.aggregate_id.as_deref(), limit::AGGREGATE_ID)?;
+        optional("tenant_id", self.tenant_id.as_deref(), limit::TENANT_ID)?;
+        optional("topic", self.topic.as_deref(), limit::TOPIC)?;
+        check_headers(&self.headers)?;
+        let payload = one_payload(self.payloads)?;
+        let content_type = self.content_type.unwrap_or_else(|| match payload {
+            Payload::Json(_) => JSON.to_owned(),
+            Payload::Bytes(_) => OCTETS.to_owned(),
+        });
+        required("content_type", &content_type, limit::CONTENT_TYPE)?;
+        let occurred_at = self.occurred_at.unwrap_or_else(Timestamp::now);
+        let availability = availability(self.available_at, self.deliver_after, occurred_at)?;
+
+        Ok(Event::from_fields(Fields {
+            id,
+            event_type: self.event_type.into_boxed_str(),
+            aggregate_type: aggregate_type.into_boxed_str(),
+            aggregate_id: self.aggregate_id.map(String::into_boxed_str),
+            tenant_id: self.tenant_id.map(String::into_boxed_str),
+            topic: self.topic.map(String::into_boxed_str),
+            content_type: content_type.into_boxed_str(),
+            headers: self.headers,
+            payload,
+            occurred_at,
+            availability,
+        }))
+    }
+}
+
+fn required(field: &'static str, text: &str, max: usize) -> Result<(), Error> {
+    if text.is_empty() {
+        return Err(Error::Empty { field });
+    }
+    Error::check_text(field, text, max)
+}
+
+fn optional(field: &'static str, text: Option<&str>, max: usize) -> Result<(), Error> {
+    text.map_or(Ok(()), |text| Error::check_text(field, text, max))
+}
+
+fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Error> {
+    if headers.is_empty() {
+        return Ok(());
+    }
+    for (key, value) in headers {
+        required("header key", key, limit::HEADERS)?;
+        Error::check_text("header value", value, limit::HEADERS)?;
+    }
+    let len = serde_json::to_string(headers).map_or(0, |json| json.len());
+    if len > limit::HEADERS {
+        return Err(Error::HeadersTooLarge { len, max: limit::HEADERS });
+    }
+    Ok(())
+}
+
+fn one_payload(payloads: Vec<Given>) -> Result<Payload, Error> {
+    if let [first, second, ..] = payloads.as_slice() {
+        return Err(Error::TwoPayloads { first: first.form(), second: second.form() });
+    }
+    let payload = match payloads.into_iter().next().ok_or(Error::NoPayload)? {
+        // A serialiser of ours made this text, so it is JSON already.
+        Given::Serialised(Ok(text)) => Payload::Json(text.into_boxed_str()),
+        Given::Serialised(Err(reason)) => {
+            return Err(Error::NotSerialisable(serde::ser::Error::custom(reason)));
+        }
+        Given::Text(text) => Payload::Json(text.into_boxed_str()).checked()?,
+        Given::Bytes(bytes) => Payload::Bytes(bytes),
+        Given::Built(payload) => payload,
+    };
+    payload.within_limit()
+}
+
+impl Payload {
+    /// Refuses text that is not JSON.
+    pub(crate) fn checked(self) -> Result<Self, Error> {
+        if let Self::Json(text) = &self {
+            // A text over the limit is refused for its length, which says more, and is not parsed for that.
+            if text.len() <= limit::PAYLOAD {
+                serde_json::from_str::<IgnoredAny>(text).map_err(Error::NotJson)?;
+            }
+        }
+        Ok(self)
+    }
+
+    fn within_limit(self) -> Result<Self, Error> {
+        let len = self.len();
+        if len > limit::PAYLOAD { Err(Error::PayloadTooLarge { len, max: limit::PAYLOAD }) } else { Ok(self) }
+    }
+}
+
+fn availability(
+    available_at: Option<Timestamp>,
+    deliver_after: Option<Duration>,
+    occurred_at: Timestamp,
+) -> Result<Availability, Error> {
+    match (available_at, deliver_after) {
+        (None, None) => Ok(Availability::Now),
+        (Some(_), Some(_)) => Err(Error::TwoAvailabilities),
+        (Some(at), None) if at < occurred_at => Err(Error::AvailableBeforeOccurred { available_at: at, occurred_at }),
+        (Some(at), None) => Ok(Availability::At(at)),
+        (None, Some(Duration::ZERO)) => Err(Error::NoDelay),
+        (None, Some(delay)) if delay > LONGEST_DELAY => Err(Error::DelayTooLong(delay)),
+        // By this machine's clock, which is also the one that says when it happened.
+        (None, Some(delay)) if Timestamp::now() + delay < occurred_at => {
+            Err(Error::AvailableBeforeOccurred { available_at: Timestamp::now() + delay, occurred_at })
+        }
+        (None, Some(delay)) => Ok(Availability::After(delay)),
+    }
+}

@@ -1,0 +1,69 @@
+//! What runs around every delivery.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use crate::listener::{Delivery, Failure, Verdict};
+
+/// Runs around every delivery, whatever the listener: auditing, logging, measuring.
+///
+/// `before` runs in the order of registration, `after` in reverse, and `after` only where that interceptor's `before`
+/// succeeded. A failure in `before` takes the place of the listener's verdict, so it is retried by the same rules; a
+/// failure in `after` is logged and changes nothing.
+pub trait Interceptor: Send + Sync + 'static {
+    /// Runs before the listener. A failure keeps the event from it.
+    fn before(&self, event: &Delivery) -> impl Future<Output = Result<(), Failure>> + Send {
+        let _ = event;
+        async { Ok(()) }
+    }
+
+    /// Runs after the listener, with its verdict or with the failure that kept the event from it.
+    fn after(&self, event: &Delivery, verdict: &Verdict) -> impl Future<Output = Result<(), Failure>> + Send {
+        let _ = (event, verdict);
+        async { Ok(()) }
+    }
+}
+
+/// An interceptor that only does something before.
+pub fn before(hook: impl Fn(&Delivery) -> Result<(), Failure> + Send + Sync + 'static) -> impl Interceptor {
+    struct Before<F>(F);
+
+    impl<F: Fn(&Delivery) -> Result<(), Failure> + Send + Sync + 'static> Interceptor for Before<F> {
+        async fn before(&self, event: &Delivery) -> Result<(), Failure> {
+            (self.0)(event)
+        }
+    }
+
+    Before(hook)
+}
+
+/// An interceptor that only does something after.
+pub fn after(hook: impl Fn(&Delivery, &Verdict) -> Result<(), Failure> + Send + Sync + 'static) -> impl Interceptor {
+    struct After<F>(F);
+
+    impl<F: Fn(&Delivery, &Verdict) -> Result<(), Failure> + Send + Sync + 'static> Interceptor for After<F> {
+        async fn after(&self, event: &Delivery, verdict: &Verdict) -> Result<(), Failure> {
+            (self.0)(event, verdict)
+        }
+    }
+
+    After(hook)
+}
+
+type Boxed<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
+
+/// The object-safe form in which the dispatcher keeps interceptors.
+pub(crate) trait AnyInterceptor: Send + Sync {
+    fn before<'a>(&'a self, event: &'a Delivery) -> Boxed<'a>;
+    fn after<'a>(&'a self, event: &'a Delivery, verdict: &'a Verdict) -> Boxed<'a>;
+}
+
+impl<I: Interceptor> AnyInterceptor for I {
+    fn before<'a>(&'a self, event: &'a Delivery) -> Boxed<'a> {
+        Box::pin(Interceptor::before(self, event))
+    }
+
+    fn after<'a>(&'a self, event: &'a Delivery, verdict: &'a Verdict) -> Boxed<'a> {
+        Box::pin(Interceptor::after(self, event, verdict))
+    }
+}

@@ -1,0 +1,136 @@
+//! Listeners made from other listeners and from plain functions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{BatchListener, Delivery, Failure, IntoVerdict, Listener, Verdict};
+use crate::retry::RetryPolicy;
+
+/// A listener with settings of its own. Made by [`Listener::with_time_limit`] and [`Listener::with_retry`].
+#[derive(Clone, Debug)]
+pub struct Configured<L> {
+    pub(super) inner: L,
+    pub(super) time_limit: Option<Duration>,
+    pub(super) retry: Option<RetryPolicy>,
+}
+
+impl<L> Configured<L> {
+    pub(super) fn new(inner: L) -> Self {
+        Self { inner, time_limit: None, retry: None }
+    }
+
+    /// Sets how long one event, or one batch, may take.
+    #[must_use]
+    pub fn with_time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = Some(limit);
+        self
+    }
+
+    /// Sets when to try again after a failure.
+    #[must_use]
+    pub fn with_retry(mut self, policy: RetryPolicy) -> Self {
+        self.retry = Some(policy);
+        self
+    }
+}
+
+impl<L: Listener> Listener for Configured<L> {
+    async fn on_event(&self, event: &Delivery) -> Verdict {
+        self.inner.on_event(event).await
+    }
+
+    fn time_limit(&self) -> Option<Duration> {
+        self.time_limit.or_else(|| self.inner.time_limit())
+    }
+
+    fn retry_policy(&self) -> Option<&RetryPolicy> {
+        self.retry.as_ref().or_else(|| self.inner.retry_policy())
+    }
+}
+
+/// Makes a listener of something that takes a slice of events and answers for each.
+///
+/// ```
+/// use posthaste_core::listener::{batch, Delivery, Outcome};
+///
+/// let listener = batch(|events: Vec<Delivery>| async move {
+///     // One round trip for all of them, and a verdict for each.
+///     events.iter().map(|_| Ok(Outcome::Done)).collect()
+/// })
+/// .with_max_batch(500);
+/// ```
+pub fn batch<B: BatchListener>(listener: B) -> Batch<B> {
+    Batch { max: listener.max_batch().max(1), settings: Configured::new(listener) }
+}
+
+/// A listener that takes slices. Made by [`batch`].
+#[derive(Clone, Debug)]
+pub struct Batch<B> {
+    pub(super) settings: Configured<B>,
+    pub(super) max: usize,
+}
+
+impl<B> Batch<B> {
+    /// Sets the most events to hand over at once.
+    #[must_use]
+    pub fn with_max_batch(mut self, max: usize) -> Self {
+        self.max = max.max(1);
+        self
+    }
+
+    /// Sets how long one batch may take.
+    #[must_use]
+    pub fn with_time_limit(mut self, limit: Duration) -> Self {
+        self.settings.time_limit = Some(limit);
+        self
+    }
+
+    /// Sets when to try again after a failure.
+    #[must_use]
+    pub fn with_retry(mut self, policy: RetryPolicy) -> Self {
+        self.settings.retry = Some(policy);
+        self
+    }
+}
+
+/// Makes a listener of a function that blocks, and runs it off the async threads.
+///
+/// A blocking call cannot be cancelled: when its time limit is over the event counts as failed and its worker goes on,
+/// while the call itself runs to its end.
+///
+/// ```
+/// use posthaste_core::listener::blocking;
+///
+/// let listener = blocking(|event| std::fs::write("/tmp/last-event", event.payload().as_bytes()));
+/// ```
+pub fn blocking<F, R>(function: F) -> Blocking<F>
+where
+    F: Fn(&Delivery) -> R + Send + Sync + 'static,
+    R: IntoVerdict,
+{
+    Blocking { function: Arc::new(function) }
+}
+
+/// A listener that blocks. Made by [`blocking`].
+#[derive(Debug)]
+pub struct Blocking<F> {
+    function: Arc<F>,
+}
+
+impl<F, R> Listener for Blocking<F>
+where
+    F: Fn(&Delivery) -> R + Send + Sync + 'static,
+    R: IntoVerdict,
+{
+    async fn on_event(&self, event: &Delivery) -> Verdict {
+        let function = Arc::clone(&self.function);
+        let event = event.clone();
+        match tokio::task::spawn_blocking(move || function(&event).into_verdict()).await {
+            Ok(verdict) => verdict,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => Err(Failure::retryable("the runtime shut down before the blocking listener ran")),
+            },
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! An event on its way to a listener.
+
+use std::ops::Deref;
+
+use crate::event::Event;
+
+/// An event on its way to a listener, with what is known of this attempt.
+///
+/// Dereferences to the [`Event`]. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    event: Event,
+    attempt: u32,
+    path: Path,
+}
+
+/// How an event came to the dispatcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Path {
+    /// Straight from the commit that wrote it, in memory.
+    Hot,
+    /// From the table, by a claim.
+    Cold,
+}
+
+impl Delivery {
+    /// An event with the number of failed attempts before this one.
+    pub fn new(event: Event, failed_attempts: u32, path: Path) -> Self {
+        Self { event, attempt: failed_attempts.saturating_add(1), path }
+    }
+
+    /// The event itself.
+    pub fn event(&self) -> &Event {
+        &self.event
+    }
+
+    /// Which attempt this is; the first is 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// How it came here.
+    pub fn path(&self) -> Path {
+        self.path
+    }
+}
+
+impl Deref for Delivery {
+    type Target = Event;
+
+    fn deref(&self) -> &Event {
+        &self.event
+    }
+}
+
+impl From<Delivery> for Event {
+    fn from(delivery: Delivery) -> Self {
+        delivery.event
+    }
+}

@@ -1,0 +1,112 @@
+//! A listener of any kind behind one type, as the registry keeps it.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Batch, BatchListener, Delivery, FanOut, Listener, Verdict};
+use crate::retry::RetryPolicy;
+
+type Boxed<'a> = Pin<Box<dyn Future<Output = Vec<Verdict>> + Send + 'a>>;
+
+/// A listener of any kind: what [`Registry`](crate::Registry) keeps for each route.
+#[derive(Clone)]
+pub struct AnyListener {
+    run: Arc<dyn Run>,
+    max_batch: usize,
+    time_limit: Option<Duration>,
+    retry: Option<RetryPolicy>,
+}
+
+/// One object-safe method behind every kind of listener; a single event is a slice of one.
+trait Run: Send + Sync {
+    fn run<'a>(&'a self, events: &'a [Delivery]) -> Boxed<'a>;
+}
+
+struct Single<L>(L);
+
+impl<L: Listener> Run for Single<L> {
+    fn run<'a>(&'a self, events: &'a [Delivery]) -> Boxed<'a> {
+        Box::pin(async move {
+            let mut verdicts = Vec::with_capacity(events.len());
+            for event in events {
+                verdicts.push(self.0.on_event(event).await);
+            }
+            verdicts
+        })
+    }
+}
+
+struct Slice<B>(B);
+
+impl<B: BatchListener> Run for Slice<B> {
+    fn run<'a>(&'a self, events: &'a [Delivery]) -> Boxed<'a> {
+        Box::pin(self.0.on_events(events))
+    }
+}
+
+impl AnyListener {
+    /// The most events to hand over at once.
+    pub fn max_batch(&self) -> usize {
+        self.max_batch
+    }
+
+    /// How long one call may take, if the listener says.
+    pub fn time_limit(&self) -> Option<Duration> {
+        self.time_limit
+    }
+
+    /// When to try again after a failure, if the listener says.
+    pub fn retry_policy(&self) -> Option<&RetryPolicy> {
+        self.retry.as_ref()
+    }
+
+    pub(crate) fn run<'a>(&'a self, events: &'a [Delivery]) -> Boxed<'a> {
+        self.run.run(events)
+    }
+
+    /// Whether two routes lead to the same listener, so that their events may share a batch.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.run, &other.run)
+    }
+}
+
+impl fmt::Debug for AnyListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnyListener")
+            .field("max_batch", &self.max_batch)
+            .field("time_limit", &self.time_limit)
+            .field("retry", &self.retry)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<L: Listener> From<L> for AnyListener {
+    fn from(listener: L) -> Self {
+        Self {
+            max_batch: 1,
+            time_limit: listener.time_limit(),
+            retry: listener.retry_policy().cloned(),
+            run: Arc::new(Single(listener)),
+        }
+    }
+}
+
+impl<B: BatchListener> From<Batch<B>> for AnyListener {
+    fn from(batch: Batch<B>) -> Self {
+        Self {
+            max_batch: batch.max,
+            time_limit: batch.settings.time_limit,
+            retry: batch.settings.retry,
+            run: Arc::new(Slice(batch.settings.inner)),
+        }
+    }
+}
+
+impl fmt::Debug for FanOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FanOut").field("listeners", &self.len()).finish()
+    }
+}

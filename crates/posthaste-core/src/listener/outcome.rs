@@ -1,0 +1,157 @@
+//! What a listener answers.
+
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+/// What a listener answers: an [`Outcome`], or a [`Failure`] that counts as an attempt.
+pub type Verdict = Result<Outcome, Failure>;
+
+/// What became of an event that did not fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Delivered. The row becomes DONE.
+    Done,
+    /// Not now: deliver it again after this long. Does not count as an attempt.
+    RetryAfter(Duration),
+    /// Never: the row becomes DEAD with this reason, for an operator to look at.
+    Dead(String),
+}
+
+/// Why a delivery failed, and what kind of failure it was. Counts as one attempt.
+///
+/// Every error turns into a retryable failure through `?`, as do `anyhow::Error`, `String` and `&str`. What should not
+/// be tried again says so with [`Failure::permanent`]; nothing is ever guessed from an error's text.
+pub struct Failure {
+    kind: FailureKind,
+    delay: Option<Duration>,
+    source: Box<dyn Error + Send + Sync>,
+}
+
+/// What kind of failure it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// May work later: tried again until the attempts are used up.
+    Retryable,
+    /// Will never work: DEAD at once.
+    Permanent,
+    /// Nobody listens for this type of event: DEAD at once.
+    Unroutable,
+    /// The row or its payload cannot be decoded: DEAD at once.
+    Undecodable,
+}
+
+impl fmt::Display for FailureKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Retryable => "retryable",
+            Self::Permanent => "permanent",
+            Self::Unroutable => "unroutable",
+            Self::Undecodable => "undecodable",
+        })
+    }
+}
+
+impl Failure {
+    /// A failure that may not happen next time.
+    pub fn retryable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::new(FailureKind::Retryable, source)
+    }
+
+    /// A failure that will happen every time.
+    pub fn permanent(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::new(FailureKind::Permanent, source)
+    }
+
+    /// A payload that does not decode.
+    pub fn undecodable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::new(FailureKind::Undecodable, source)
+    }
+
+    /// A failure of the given kind.
+    pub fn new(kind: FailureKind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { kind, delay: None, source: source.into() }
+    }
+
+    /// Tries again after this long, instead of what the retry policy says. Still counts as an attempt.
+    #[must_use]
+    pub fn retry_in(mut self, delay: Duration) -> Self {
+        self.delay = Some(delay);
+        self
+    }
+
+    /// What kind of failure it was.
+    pub fn kind(&self) -> FailureKind {
+        self.kind
+    }
+
+    /// The delay that this failure asks for.
+    pub fn delay(&self) -> Option<Duration> {
+        self.delay
+    }
+
+    /// The error behind it.
+    pub fn source(&self) -> &(dyn Error + Send + Sync + 'static) {
+        &*self.source
+    }
+
+    /// The error and all its causes in one line, as kept in the row.
+    pub fn text(&self) -> String {
+        let mut text = self.source.to_string();
+        let mut cause = self.source.source();
+        while let Some(error) = cause {
+            let error_text = error.to_string();
+            // Some errors print their cause themselves; saying it twice helps nobody.
+            if !text.ends_with(&error_text) {
+                text.push_str(": ");
+                text.push_str(&error_text);
+            }
+            cause = error.source();
+        }
+        text
+    }
+}
+
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::retryable(error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text())
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failure: {}", self.kind, self.text())
+    }
+}
+
+/// What a closure may return: nothing, an [`Outcome`], or a `Result` of either with any error.
+pub trait IntoVerdict {
+    /// Makes the verdict.
+    fn into_verdict(self) -> Verdict;
+}
+
+impl IntoVerdict for () {
+    fn into_verdict(self) -> Verdict {
+        Ok(Outcome::Done)
+    }
+}
+
+impl IntoVerdict for Outcome {
+    fn into_verdict(self) -> Verdict {
+        Ok(self)
+    }
+}
+
+impl<T: IntoVerdict, E: Into<Failure>> IntoVerdict for Result<T, E> {
+    fn into_verdict(self) -> Verdict {
+        self.map_err(Into::into).and_then(IntoVerdict::into_verdict)
+    }
+}

@@ -1,0 +1,284 @@
+//! What the outbox needs of a database: to write, to relay, and to look after the table.
+
+mod admin;
+mod error;
+mod row;
+
+use std::fmt;
+use std::future::Future;
+use std::ops::DerefMut;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::event::{Event, EventId};
+use crate::time::Timestamp;
+
+pub use admin::{AdminStore, Counts, Cursor, Filter, Order, Page, Purge, Record, Redrive};
+pub use error::{CommitError, Error};
+pub use row::{RawRow, cut_error};
+
+/// A boxed future, as the object-safe store traits return them.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What a row stands at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Status {
+    /// Written, not yet tried with an outcome.
+    New = 0,
+    /// Delivered. Final.
+    Done = 1,
+    /// Failed, to be tried again.
+    Retry = 2,
+    /// Given up. Final, until an operator redrives it.
+    Dead = 3,
+}
+
+impl Status {
+    /// Every status.
+    pub const ALL: [Self; 4] = [Self::New, Self::Done, Self::Retry, Self::Dead];
+
+    /// The number that stands for it in the table.
+    pub const fn code(self) -> i16 {
+        self as i16
+    }
+
+    /// The status for a number of the table.
+    pub fn from_code(code: i64) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| i64::from(status.code()) == code)
+    }
+
+    /// Whether no settlement changes it any more.
+    pub const fn is_final(self) -> bool {
+        matches!(self, Self::Done | Self::Dead)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::New => "NEW",
+            Self::Done => "DONE",
+            Self::Retry => "RETRY",
+            Self::Dead => "DEAD",
+        })
+    }
+}
+
+/// The right to deliver a row, and the fence around its settlement: a text that no other lease of that row ever has.
+///
+/// It stands in the row while the lease is held. A settlement changes the row only while it still stands there.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Lease(Arc<str>);
+
+impl Lease {
+    /// The lease with that number of that owner. Numbers are never used twice by one owner.
+    pub fn new(owner: &str, number: u64) -> Self {
+        Self(Arc::from(format!("{owner}/{number}")))
+    }
+
+    /// What stands in the row.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Who holds a lease, given what stands in the row.
+    pub fn owner_of(text: &str) -> &str {
+        text.rsplit_once('/').map_or(text, |(owner, _)| owner)
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// An event about to be inserted.
+#[derive(Clone, Debug)]
+pub struct NewRow {
+    /// The event.
+    pub event: Event,
+    /// The lease it is born with, when this process will try it hot.
+    pub lease: Option<Lease>,
+}
+
+/// What a writer needs: transactions, and inserts inside them.
+pub trait WriteStore: Send + Sync + 'static {
+    /// A connection, on which the user's own statements run.
+    type Connection: Send;
+
+    /// A transaction that somebody else began, as `Outbox::write` takes it. A pool or a bare connection is not one.
+    type Tx<'c>: DerefMut<Target = Self::Connection> + Send;
+
+    /// A transaction begun by [`begin`](Self::begin).
+    type OwnTx: DerefMut<Target = Self::Connection> + Send + 'static;
+
+    /// Begins a transaction that can write.
+    ///
+    /// # Cancellation
+    /// The caller runs this future to its end even if its own caller loses interest.
+    fn begin(&self) -> impl Future<Output = Result<Self::OwnTx, Error>> + Send;
+
+    /// Inserts the rows, as NEW, in as few statements as the database allows. All or none of them within the
+    /// transaction; an empty slice does nothing.
+    ///
+    /// # Errors
+    /// [`Error::DuplicateId`] when an id is taken; whether the transaction can go on after it depends on the database.
+    fn insert(
+        &self,
+        connection: &mut Self::Connection,
+        rows: &[NewRow],
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Commits.
+    ///
+    /// # Errors
+    /// Says whether it is certain that nothing was committed.
+    ///
+    /// # Cancellation
+    /// The caller runs this future to its end even if its own caller loses interest.
+    fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send;
+
+    /// Rolls back.
+    ///
+    /// # Errors
+    /// When the database did not say that it has; nothing is committed in any case.
+    fn rollback(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// What a relay needs: to lease rows, to settle them, to keep and give back leases. Object-safe.
+///
+/// Each method is one statement or one transaction. When its future is dropped the statement may or may not have been
+/// carried out; leases then run out, so nothing is lost. Every decision about time is the database's.
+pub trait RelayStore: Send + Sync + 'static {
+    /// Leases rows that are pending, available, not leased (or whose lease has run out), and older than `skip_recent`:
+    /// first those available longest, in a stable order. Rows of two claims never overlap.
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>>;
+
+    /// Writes outcomes back, each only where its lease still stands in the row and the row is not final. Gives one
+    /// answer for each, in their order.
+    fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>>;
+
+    /// Extends leases that are still held, from now on. Says for each whether it is.
+    fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>>;
+
+    /// Takes every lease off every pending row, whoever holds it, and says how many.
+    ///
+    /// Only for the start of a process that is the only one: what is leased then was left by its predecessor.
+    fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>>;
+}
+
+/// What to claim.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// The lease that the rows get.
+    pub lease: Lease,
+    /// How long after it was taken or renewed a lease of anybody has run out.
+    pub lease_duration: Duration,
+    /// The most rows to claim.
+    pub limit: usize,
+    /// How old a row must be.
+    pub skip_recent: Duration,
+}
+
+/// What a claim gave.
+#[derive(Debug, Default)]
+pub struct Claimed {
+    /// The rows, in the order in which they became available.
+    pub rows: Vec<ClaimedRow>,
+    /// Rows that were leased as well but are no events.
+    pub malformed: Vec<Malformed>,
+    /// In how long the next row that waits for its moment becomes available, as far as is known. Only told by a claim
+    /// that found fewer rows than its limit.
+    pub next_in: Option<Duration>,
+}
+
+/// A row that was claimed.
+#[derive(Clone, Debug)]
+pub struct ClaimedRow {
+    /// The event.
+    pub event: Event,
+    /// How often it has failed.
+    pub attempts: u32,
+    /// For how long it has been available, by the database's clock.
+    pub lag: Duration,
+}
+
+/// A row that was claimed but is no event: somebody else's hand wrote it, or damaged it.
+#[derive(Clone, Debug)]
+pub struct Malformed {
+    /// The id of the row.
+    pub id: EventId,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// An outcome to be written back, with the lease under which it was reached.
+#[derive(Clone, Debug)]
+pub struct Settlement {
+    /// Which row.
+    pub id: EventId,
+    /// The lease that must still stand in it.
+    pub lease: Lease,
+    /// What to make of it.
+    pub action: Action,
+}
+
+/// What to make of a row. Each of them ends the lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// DONE.
+    Done,
+    /// RETRY, one attempt more, available after the delay.
+    Retry {
+        /// How long from now, by the database's clock.
+        delay: Duration,
+        /// Why it failed.
+        error: String,
+    },
+    /// As it was, attempts and all, available after the delay.
+    Defer {
+        /// How long from now, by the database's clock.
+        delay: Duration,
+    },
+    /// DEAD.
+    Dead {
+        /// Why.
+        error: String,
+        /// Whether this was an attempt of its own, to be counted.
+        counts: bool,
+    },
+    /// As it was, available to anybody at once.
+    Release,
+}
+
+/// What became of a settlement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Settled {
+    /// It was written.
+    Applied,
+    /// The lease no longer stands in the row: another owner has it, or it is final, or it is gone. Nothing was changed.
+    Lost,
+}
+
+/// Everything about a stored row that is not the event itself. Part of a [`Record`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowState {
+    /// The number that the database gave it.
+    pub seq: i64,
+    /// What it stands at.
+    pub status: Status,
+    /// How often it has failed.
+    pub attempts: u32,
+    /// From when on it may be delivered.
+    pub available_at: Timestamp,
+    /// When it was inserted.
+    pub created_at: Timestamp,
+    /// When it became DONE or DEAD.
+    pub done_at: Option<Timestamp>,
+    /// Why it failed last.
+    pub last_error: Option<String>,
+    /// The lease, with the moment at which it was taken or renewed.
+    pub lease: Option<(String, Timestamp)>,
+}

@@ -1,0 +1,184 @@
+//! What an operator needs: to count, find, list, redrive and purge.
+
+use std::time::Duration;
+
+use super::{BoxFuture, Error, RowState, Status};
+use crate::event::{Event, EventId};
+use crate::time::Timestamp;
+
+/// What an operator needs of a store. Object-safe, so that a command line and a dashboard share it.
+pub trait AdminStore: Send + Sync + 'static {
+    /// How many rows there are of each status.
+    fn counts(&self) -> BoxFuture<'_, Result<Counts, Error>>;
+
+    /// One row, if there is one with that id.
+    fn find<'a>(&'a self, id: &'a EventId) -> BoxFuture<'a, Result<Option<Record>, Error>>;
+
+    /// The rows that fit, ordered by `seq`, a page at a time.
+    fn list<'a>(&'a self, filter: &'a Filter, page: &'a Page) -> BoxFuture<'a, Result<Vec<Record>, Error>>;
+
+    /// Makes DEAD rows NEW again, with no attempts, no error, and available at once. Rows of another status are left
+    /// alone. Works on one chunk, and says how many rows it changed; it is over when that is none.
+    fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>>;
+
+    /// Deletes old rows. Works on one chunk, and says how many rows it deleted; it is over when that is none.
+    fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>>;
+}
+
+/// How many rows there are of each status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// NEW.
+    pub new: u64,
+    /// RETRY.
+    pub retry: u64,
+    /// DONE.
+    pub done: u64,
+    /// DEAD.
+    pub dead: u64,
+}
+
+impl Counts {
+    /// The count of one status.
+    pub fn of(&self, status: Status) -> u64 {
+        match status {
+            Status::New => self.new,
+            Status::Retry => self.retry,
+            Status::Done => self.done,
+            Status::Dead => self.dead,
+        }
+    }
+
+    /// The count of one status, to be set.
+    pub fn of_mut(&mut self, status: Status) -> &mut u64 {
+        match status {
+            Status::New => &mut self.new,
+            Status::Retry => &mut self.retry,
+            Status::Done => &mut self.done,
+            Status::Dead => &mut self.dead,
+        }
+    }
+
+    /// Rows that still have to be delivered.
+    pub fn pending(&self) -> u64 {
+        self.new + self.retry
+    }
+
+    /// All rows.
+    pub fn total(&self) -> u64 {
+        self.pending() + self.done + self.dead
+    }
+}
+
+/// A stored row: its event, if it is one, and where it stands.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The id of the row.
+    pub id: EventId,
+    /// The event, or what is wrong with the row.
+    pub event: Result<Event, String>,
+    /// Where it stands.
+    pub state: RowState,
+}
+
+/// Which rows. A filter without conditions fits all; several conditions must all hold.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Any of these statuses; none means every status.
+    pub statuses: Vec<Status>,
+    /// This event type.
+    pub event_type: Option<String>,
+    /// This aggregate type.
+    pub aggregate_type: Option<String>,
+    /// This aggregate id.
+    pub aggregate_id: Option<String>,
+    /// This tenant.
+    pub tenant_id: Option<String>,
+    /// Inserted at or after this moment.
+    pub created_from: Option<Timestamp>,
+    /// Inserted before this moment.
+    pub created_before: Option<Timestamp>,
+    /// An error that contains this text, letter for letter.
+    pub error_contains: Option<String>,
+}
+
+/// Which part of a list.
+#[derive(Clone, Copy, Debug)]
+pub struct Page {
+    /// The most rows. Default 100.
+    pub limit: usize,
+    /// Where to go on; nothing for the beginning.
+    pub after: Option<Cursor>,
+    /// In which direction. Default: oldest first.
+    pub order: Order,
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        Self { limit: 100, after: None, order: Order::OldestFirst }
+    }
+}
+
+/// The last row of the page before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor(pub i64);
+
+impl From<&Record> for Cursor {
+    fn from(record: &Record) -> Self {
+        Self(record.state.seq)
+    }
+}
+
+/// The direction of a list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// By rising `seq`.
+    #[default]
+    OldestFirst,
+    /// By falling `seq`.
+    NewestFirst,
+}
+
+/// Which DEAD rows to redrive.
+#[derive(Clone, Debug)]
+pub struct Redrive {
+    /// These ids only; nothing means whatever the filter fits.
+    pub ids: Option<Vec<EventId>>,
+    /// Which of them. Its statuses are not looked at: only DEAD rows are redriven.
+    pub filter: Filter,
+    /// The most rows to change in one call. Default 1000, so that locks are short.
+    pub chunk: usize,
+}
+
+impl Redrive {
+    /// One row, or several, by id.
+    pub fn ids(ids: impl IntoIterator<Item = EventId>) -> Self {
+        Self { ids: Some(ids.into_iter().collect()), ..Self::matching(Filter::default()) }
+    }
+
+    /// Every DEAD row that fits.
+    pub fn matching(filter: Filter) -> Self {
+        Self { ids: None, filter, chunk: 1000 }
+    }
+}
+
+/// Which rows to delete.
+#[derive(Clone, Debug)]
+pub struct Purge {
+    /// How long DONE rows are kept after they became DONE; nothing keeps them for ever.
+    pub done_after: Option<Duration>,
+    /// How long DEAD rows are kept after they became DEAD; nothing keeps them for ever.
+    pub dead_after: Option<Duration>,
+    /// How long rows of any status are kept after their insert, for tables that are only appended to and read from the
+    /// log. Deletes what was never delivered, too: leave it out unless nobody settles rows.
+    pub any_after: Option<Duration>,
+    /// The most rows to delete in one call. Default 1000, so that locks are short.
+    pub chunk: usize,
+}
+
+impl Default for Purge {
+    /// Deletes nothing: each kind of row is kept unless it is said how long.
+    fn default() -> Self {
+        Self { done_after: None, dead_after: None, any_after: None, chunk: 1000 }
+    }
+}

@@ -1,0 +1,94 @@
+//! A row as a database gives it, and what makes it an event.
+
+use std::collections::BTreeMap;
+
+use crate::event::{Availability, Event, EventId, Fields, GLOBAL, JSON, OCTETS, Payload};
+use crate::time::Timestamp;
+
+/// The columns of an event as a database gives them, before anybody knows whether they make sense.
+#[derive(Clone, Debug, Default)]
+pub struct RawRow {
+    /// `event_id`.
+    pub event_id: String,
+    /// `event_type`.
+    pub event_type: String,
+    /// `aggregate_type`.
+    pub aggregate_type: Option<String>,
+    /// `aggregate_id`.
+    pub aggregate_id: Option<String>,
+    /// `tenant_id`.
+    pub tenant_id: Option<String>,
+    /// `topic`.
+    pub topic: Option<String>,
+    /// `content_type`.
+    pub content_type: Option<String>,
+    /// `payload`.
+    pub payload: Option<String>,
+    /// `payload_bytes`.
+    pub payload_bytes: Option<Vec<u8>>,
+    /// `headers`, a JSON object of strings.
+    pub headers: Option<String>,
+    /// `occurred_at`, in microseconds.
+    pub occurred_at: Option<i64>,
+    /// `created_at`, in microseconds.
+    pub created_at: i64,
+}
+
+impl RawRow {
+    /// Makes the event.
+    ///
+    /// # Errors
+    /// What is wrong with the row, for its `last_error`.
+    pub fn decode(self) -> Result<Event, String> {
+        if self.event_type.is_empty() {
+            return Err("event_type is empty".to_owned());
+        }
+        let payload = match (self.payload, self.payload_bytes) {
+            (Some(text), None) => Payload::Json(text.into_boxed_str())
+                .checked()
+                .map_err(|error| format!("payload is not JSON: {}", source_text(&error)))?,
+            (None, Some(bytes)) => Payload::Bytes(bytes.into_boxed_slice()),
+            (None, None) => return Err("payload and payload_bytes are both NULL; exactly one must be set".to_owned()),
+            (Some(_), Some(_)) => {
+                return Err("payload and payload_bytes are both set; exactly one must be set".to_owned());
+            }
+        };
+        let headers = match self.headers.as_deref() {
+            None | Some("" | "null") => BTreeMap::new(),
+            Some(json) => serde_json::from_str(json)
+                .map_err(|error| format!("headers are not a JSON object of strings: {error}"))?,
+        };
+        let content_type = self.content_type.map_or_else(
+            || match payload {
+                Payload::Json(_) => JSON.into(),
+                Payload::Bytes(_) => OCTETS.into(),
+            },
+            String::into_boxed_str,
+        );
+        Ok(Event::from_fields(Fields {
+            id: EventId::from_row(self.event_id),
+            event_type: self.event_type.into_boxed_str(),
+            aggregate_type: self.aggregate_type.map_or_else(|| GLOBAL.into(), String::into_boxed_str),
+            aggregate_id: self.aggregate_id.map(String::into_boxed_str),
+            tenant_id: self.tenant_id.map(String::into_boxed_str),
+            topic: self.topic.map(String::into_boxed_str),
+            content_type,
+            headers,
+            payload,
+            occurred_at: Timestamp::from_micros(self.occurred_at.unwrap_or(self.created_at)),
+            availability: Availability::Now,
+        }))
+    }
+}
+
+fn source_text(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// The most characters of an error that a row keeps.
+const LONGEST_ERROR: usize = 4000;
+
+/// An error as a row keeps it: at most 4000 characters, and without U+0000, which not every database can store.
+pub fn cut_error(text: &str) -> String {
+    text.chars().map(|c| if c == '\0' { '\u{fffd}' } else { c }).take(LONGEST_ERROR).collect()
+}
