@@ -1,1 +1,30 @@
-fn main() {}
+//! Chores of the repository, run as `cargo xtask <command>`.
+
+mod cases;
+mod matrix;
+mod suite;
+
+use std::env;
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+Usage: cargo xtask <command>
+
+Commands:
+  cases  print which conformance cases are tested for which store, and fail on holes";
+
+fn main() -> anyhow::Result<ExitCode> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["cases"] => cases::run(),
+        ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            Ok(ExitCode::from(2))
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! `cargo xtask cases`: the conformance cases against the tests that exist.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::matrix::Matrix;
+use crate::suite;
+
+/// The stores that must pass the suite. A store's tests are in a module of its name.
+const STORES: &[&str] = &["memory", "sqlite"];
+
+pub(crate) fn run() -> Result<ExitCode> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .context("xtask is a directory of the repository")?;
+    let cases = read(root, "cases.txt", suite::parse_cases)?;
+    let exemptions = read(root, "exemptions.txt", suite::parse_exemptions)?;
+    let tests = suite::parse_tests(&list_tests(root)?);
+
+    let matrix = Matrix::new(STORES, cases, exemptions, &tests);
+    print!("{matrix}");
+    let problems = matrix.problems();
+    if problems.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("\nproblems ({}):", problems.len());
+    for problem in problems {
+        eprintln!("  {problem}");
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+fn read<T>(root: &Path, name: &str, parse: impl Fn(&str) -> Result<T>) -> Result<T> {
+    let path = root.join("crates/posthaste-conformance").join(name);
+    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    parse(&text).with_context(|| format!("in {}", path.display()))
+}
+
+/// The names of all integration tests of the workspace, one per line.
+///
+/// Selecting the suite's package alone would build the shared dependencies again with fewer
+/// features than the rest of the tests use. Names of the form `case_NN_` are the suite's.
+fn list_tests(root: &Path) -> Result<String> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["test", "--locked", "--workspace", "--all-features"])
+        .args(["--test", "it", "--", "--list", "--format", "terse"])
+        .current_dir(root)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("starting cargo to list the tests")?;
+    ensure!(output.status.success(), "cargo could not list the tests");
+    String::from_utf8(output.stdout).context("test names are UTF-8")
+}
