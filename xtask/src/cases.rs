@@ -14,9 +14,7 @@ use crate::suite;
 const STORES: &[&str] = &["memory", "sqlite"];
 
 pub(crate) fn run() -> Result<ExitCode> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .context("xtask is a directory of the repository")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask is a directory of the repository")?;
     let cases = read(root, "cases.txt", suite::parse_cases)?;
     let exemptions = read(root, "exemptions.txt", suite::parse_exemptions)?;
     let tests = suite::parse_tests(&list_tests(root)?);

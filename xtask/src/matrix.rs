@@ -50,13 +50,7 @@ impl Matrix {
                 *counts.entry((test.case, module.to_owned())).or_default() += 1;
             }
         }
-        Self {
-            stores,
-            cases,
-            exemptions,
-            counts,
-            strays,
-        }
+        Self { stores, cases, exemptions, counts, strays }
     }
 
     /// Everything that must be mended: holes, stale or unknown exemptions, unknown tests.
@@ -65,10 +59,8 @@ impl Matrix {
         for case in &self.cases {
             for store in self.stores {
                 if self.cell(case, store) == Cell::Hole {
-                    problems.push(format!(
-                        "case {} ({}): no test and no exemption for {store}",
-                        case.number, case.title
-                    ));
+                    problems
+                        .push(format!("case {} ({}): no test and no exemption for {store}", case.number, case.title));
                 }
             }
         }
@@ -78,9 +70,7 @@ impl Matrix {
             let wrong = match listed {
                 None => "there is no such case",
                 Some(_) if !self.stores.contains(&store.as_str()) => "there is no such store",
-                Some(case) if self.cell(case, store) != Cell::Exempt(exemption) => {
-                    "it is stale, a test exists"
-                }
+                Some(case) if self.cell(case, store) != Cell::Exempt(exemption) => "it is stale, a test exists",
                 Some(_) => continue,
             };
             problems.push(format!("exemption of case {case} for {store}: {wrong}"));
@@ -113,11 +103,7 @@ impl Matrix {
         }
         writeln!(f)?;
         for case in &self.cases {
-            let Case {
-                number,
-                part,
-                title,
-            } = case;
+            let Case { number, part, title } = case;
             write!(f, "{part} {number:2}  {title:TITLE_WIDTH$}")?;
             let event = match self.count(case, EVENT) {
                 0 => String::new(),
@@ -159,10 +145,7 @@ impl Matrix {
                 }
             }
             let cases = self.cases.len();
-            writeln!(
-                f,
-                "{store:8}  {cases} cases: {tested} tested, {exempt} exempt, {holes} holes"
-            )?;
+            writeln!(f, "{store:8}  {cases} cases: {tested} tested, {exempt} exempt, {holes} holes")?;
         }
         Ok(())
     }
@@ -249,10 +232,7 @@ sqlite    3 cases: 3 tested, 0 exempt, 0 holes
     #[test]
     fn a_case_with_neither_is_a_hole() {
         let matrix = matrix("", COVERED);
-        assert_eq!(
-            matrix.problems(),
-            ["case 3 (names): no test and no exemption for memory"]
-        );
+        assert_eq!(matrix.problems(), ["case 3 (names): no test and no exemption for memory"]);
         assert!(matrix.to_string().contains("HOLE"));
     }
 
@@ -288,10 +268,7 @@ sqlite    3 cases: 3 tested, 0 exempt, 0 holes
         tests.extend(["memory::case_77_new", "oracle::case_02_rollback"]);
         assert_eq!(
             matrix("3 | memory | fine", &tests).problems(),
-            [
-                "test memory::case_77_new: there is no such case",
-                "test oracle::case_02_rollback: `oracle` is no store",
-            ]
+            ["test memory::case_77_new: there is no such case", "test oracle::case_02_rollback: `oracle` is no store",]
         );
     }
 

@@ -35,23 +35,13 @@ pub(crate) fn parse_cases(text: &str) -> Result<Vec<Case>> {
     for (line, [number, part, title]) in rows(text)? {
         let number = parse_number(line, number)?;
         let expected = cases.len() + 1;
-        ensure!(
-            usize::from(number) == expected,
-            "line {line}: case {number} stands where case {expected} belongs"
-        );
+        ensure!(usize::from(number) == expected, "line {line}: case {number} stands where case {expected} belongs");
         let mut letters = part.chars();
         let (Some(part @ 'A'..='Z'), None) = (letters.next(), letters.next()) else {
             bail!("line {line}: the part is one capital letter, not `{part}`");
         };
-        ensure!(
-            title.chars().count() <= TITLE_WIDTH,
-            "line {line}: the title is longer than {TITLE_WIDTH} characters"
-        );
-        cases.push(Case {
-            number,
-            part,
-            title: title.to_owned(),
-        });
+        ensure!(title.chars().count() <= TITLE_WIDTH, "line {line}: the title is longer than {TITLE_WIDTH} characters");
+        cases.push(Case { number, part, title: title.to_owned() });
     }
     Ok(cases)
 }
@@ -62,35 +52,23 @@ pub(crate) fn parse_exemptions(text: &str) -> Result<Vec<Exemption>> {
     for (line, [number, store, reason]) in rows(text)? {
         let case = parse_number(line, number)?;
         ensure!(
-            !exemptions
-                .iter()
-                .any(|e| e.case == case && e.store == store),
+            !exemptions.iter().any(|e| e.case == case && e.store == store),
             "line {line}: case {case} is exempt for {store} already"
         );
-        exemptions.push(Exemption {
-            case,
-            store: store.to_owned(),
-            reason: reason.to_owned(),
-        });
+        exemptions.push(Exemption { case, store: store.to_owned(), reason: reason.to_owned() });
     }
     Ok(exemptions)
 }
 
 /// Picks the suite's tests, `module::…::case_NN_…: test`, from the terse list of a test binary.
 pub(crate) fn parse_tests(list: &str) -> Vec<Test> {
-    list.lines()
-        .filter_map(|line| parse_test(line.trim().strip_suffix(": test")?))
-        .collect()
+    list.lines().filter_map(|line| parse_test(line.trim().strip_suffix(": test")?)).collect()
 }
 
 fn parse_test(name: &str) -> Option<Test> {
     let (modules, function) = name.rsplit_once("::")?;
     let (number, _) = function.strip_prefix("case_")?.split_once('_')?;
-    Some(Test {
-        case: number.parse().ok()?,
-        module: modules.split("::").next()?.to_owned(),
-        name: name.to_owned(),
-    })
+    Some(Test { case: number.parse().ok()?, module: modules.split("::").next()?.to_owned(), name: name.to_owned() })
 }
 
 /// The lines of three fields, with their numbers; empty lines and `#` comments are left out.
@@ -102,9 +80,7 @@ fn rows(text: &str) -> Result<Vec<(usize, [&str; 3])>> {
         .map(|(number, line)| {
             let fields: Vec<&str> = line.splitn(3, '|').map(str::trim).collect();
             match fields[..] {
-                [a, b, c] if !a.is_empty() && !b.is_empty() && !c.is_empty() => {
-                    Ok((number, [a, b, c]))
-                }
+                [a, b, c] if !a.is_empty() && !b.is_empty() && !c.is_empty() => Ok((number, [a, b, c])),
                 _ => bail!("line {number}: three fields are separated by `|`, none is empty"),
             }
         })
@@ -112,9 +88,7 @@ fn rows(text: &str) -> Result<Vec<(usize, [&str; 3])>> {
 }
 
 fn parse_number(line: usize, field: &str) -> Result<u16> {
-    field
-        .parse()
-        .with_context(|| format!("line {line}: `{field}` is not the number of a case"))
+    field.parse().with_context(|| format!("line {line}: `{field}` is not the number of a case"))
 }
 
 #[cfg(test)]
@@ -127,16 +101,8 @@ mod tests {
         assert_eq!(
             cases,
             [
-                Case {
-                    number: 1,
-                    part: 'A',
-                    title: "defaults".into()
-                },
-                Case {
-                    number: 2,
-                    part: 'B',
-                    title: "a | b".into()
-                },
+                Case { number: 1, part: 'A', title: "defaults".into() },
+                Case { number: 2, part: 'B', title: "a | b".into() },
             ]
         );
     }
@@ -164,21 +130,11 @@ mod tests {
     #[test]
     fn reads_exemptions_and_refuses_doubles() {
         let exemptions = parse_exemptions("37 | memory | has no table\n").unwrap();
-        assert_eq!(
-            exemptions,
-            [Exemption {
-                case: 37,
-                store: "memory".into(),
-                reason: "has no table".into()
-            }]
-        );
+        assert_eq!(exemptions, [Exemption { case: 37, store: "memory".into(), reason: "has no table".into() }]);
         assert!(parse_exemptions("37 | memory |").is_err());
         assert!(parse_exemptions("1 | memory | x\n1 | sqlite | x").is_ok());
         let error = parse_exemptions("1 | memory | x\n1 | memory | y").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "line 2: case 1 is exempt for memory already"
-        );
+        assert_eq!(error.to_string(), "line 2: case 1 is exempt for memory already");
     }
 
     #[test]
@@ -190,19 +146,13 @@ mod tests {
                     memory::case_x_without_number: test\n\
                     memory::opens: test\n\
                     memory::case_21_speed: benchmark\n";
-        let tests: Vec<_> = parse_tests(list)
-            .into_iter()
-            .map(|test| (test.case, test.module, test.name))
-            .collect();
+        let tests: Vec<_> = parse_tests(list).into_iter().map(|test| (test.case, test.module, test.name)).collect();
         let expected = [
             (20, "memory", "memory::case_20_insert_round_trips"),
             (20, "sqlite", "sqlite::claim::case_020_nested"),
             (1, "event", "event::case_01_defaults"),
         ];
-        assert_eq!(
-            tests,
-            expected.map(|(case, module, name)| (case, module.to_owned(), name.to_owned()))
-        );
+        assert_eq!(tests, expected.map(|(case, module, name)| (case, module.to_owned(), name.to_owned())));
     }
 
     #[test]

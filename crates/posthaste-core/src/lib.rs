@@ -1,15 +1,44 @@
-//! core
+//! The core of Posthaste, a transactional outbox: events, listeners, the dispatcher, the poller, the store traits, and a
+//! store in memory. It knows no SQL; `posthaste-sql` does, and the crate `posthaste` brings both together.
+
+// In reading order: what is written, who receives it, where it is kept, how it gets from there to them.
 pub mod event;
+pub mod time;
+
 pub mod interceptor;
 pub mod listener;
 pub mod registry;
 pub mod retry;
-pub mod store;
-pub mod time;
 
+pub mod hook;
+pub mod memory;
+pub mod store;
+
+pub mod dispatcher;
+mod handback;
+pub mod inflight;
+mod keeper;
+pub mod poller;
+mod queue;
+mod settle;
+pub mod wake;
+
+mod finish;
+pub mod metrics;
+pub mod options;
+pub mod outbox;
+
+pub use dispatcher::{Closed, Dispatcher};
 pub use event::{AggregateType, Event, EventBuilder, EventId, EventType, IntoEvent};
+pub use hook::WriteHook;
 pub use interceptor::Interceptor;
-pub use listener::{BatchListener, Delivery, Failure, Listener, Outcome, Verdict};
+pub use listener::{BatchListener, Delivery, Failure, FanOut, Listener, Outcome, Verdict};
+pub use memory::MemoryStore;
+pub use metrics::Metrics;
+pub use options::Options;
+pub use outbox::{Outbox, OutboxBuilder, Receipt, Transaction, WriteError};
+pub use poller::Poller;
 pub use registry::Registry;
 pub use retry::RetryPolicy;
+pub use store::{CommitError, Status};
 pub use time::Timestamp;

@@ -11,6 +11,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::event::{Event, EventId};
 use crate::time::Timestamp;
 
@@ -101,6 +103,19 @@ pub struct NewRow {
     pub event: Event,
     /// The lease it is born with, when this process will try it hot.
     pub lease: Option<Lease>,
+    prepared_at: Instant,
+}
+
+impl NewRow {
+    /// A row for an event, without a lease.
+    pub fn new(event: Event) -> Self {
+        Self { event, lease: None, prepared_at: Instant::now() }
+    }
+
+    /// A moment before the insert, and so before the lease began.
+    pub(crate) fn prepared_at(&self) -> Instant {
+        self.prepared_at
+    }
 }
 
 /// What a writer needs: transactions, and inserts inside them.
@@ -168,6 +183,11 @@ pub trait RelayStore: Send + Sync + 'static {
     /// Only for the start of a process that is the only one: what is leased then was left by its predecessor.
     fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>>;
 }
+
+/// Everything that an [`Outbox`](crate::Outbox) needs of a store. Implemented by whatever implements the parts.
+pub trait Store: WriteStore + RelayStore + AdminStore + Clone {}
+
+impl<S: WriteStore + RelayStore + AdminStore + Clone> Store for S {}
 
 /// What to claim.
 #[derive(Clone, Debug)]

@@ -1,0 +1,239 @@
+//! Takes events from the queues, runs their listeners, and hands the outcomes to the settler.
+
+mod close;
+mod hot;
+mod worker;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::handback::Handback;
+use crate::inflight::{InFlight, Token};
+use crate::interceptor::{AnyInterceptor, Interceptor};
+use crate::keeper::Keeper;
+use crate::listener::{Delivery, Path};
+use crate::metrics::{Metrics, NoMetrics};
+use crate::options::{self, Options};
+use crate::poller::{ClaimHandler, Handled};
+use crate::queue::Queues;
+use crate::registry::Registry;
+use crate::retry::Jitter;
+use crate::settle::Settler;
+use crate::store::{BoxFuture, ClaimedRow, Lease, RelayStore};
+use crate::wake::Wake;
+
+pub use close::Closed;
+pub(crate) use hot::{HotPath, Overflow};
+
+/// Delivers events: two bounded queues, a fixed number of workers, and one settler behind them.
+///
+/// Most programs never touch it: [`Outbox`](crate::Outbox) starts one. Dropping it without [`close`](Self::close) ends
+/// its tasks where they are; nothing is lost, but what it had in hand waits until the leases run out.
+pub struct Dispatcher {
+    queues: Arc<Queues<Work>>,
+    in_flight: Arc<InFlight>,
+    hot: Arc<HotPath>,
+    metrics: Arc<dyn Metrics>,
+    poller: Wake,
+    keeper: Arc<Keeper>,
+    tasks: close::Tasks,
+}
+
+/// An event in a queue.
+pub(crate) struct Work {
+    pub(crate) delivery: Delivery,
+    pub(crate) token: Token,
+    pub(crate) queued_at: Instant,
+    /// How long it had been available before it was queued.
+    pub(crate) lag: Duration,
+}
+
+/// Builds a [`Dispatcher`].
+#[must_use = "a builder does nothing until it is started"]
+pub struct DispatcherBuilder {
+    store: Arc<dyn RelayStore>,
+    registry: Registry,
+    options: Options,
+    owner: Option<String>,
+    interceptors: Vec<Arc<dyn AnyInterceptor>>,
+    metrics: Arc<dyn Metrics>,
+    jitter: Jitter,
+    poller: Wake,
+}
+
+impl Dispatcher {
+    /// Starts to build a dispatcher for these listeners. They are complete before the first event can come, so no event
+    /// is ever unroutable because its listener was not registered yet.
+    pub fn builder(store: Arc<dyn RelayStore>, registry: Registry) -> DispatcherBuilder {
+        DispatcherBuilder {
+            store,
+            registry,
+            options: Options::default(),
+            owner: None,
+            interceptors: Vec::new(),
+            metrics: Arc::new(NoMetrics),
+            jitter: Jitter::default(),
+            poller: Wake::new(),
+        }
+    }
+
+    /// How many events are queued, with a listener, or waiting for their settlement.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// The handle that wakes the poller when there is something to claim: give it to a [`Poller`](crate::Poller).
+    pub fn poller_wake(&self) -> Wake {
+        self.poller.clone()
+    }
+
+    pub(crate) fn hot(&self) -> &Arc<HotPath> {
+        &self.hot
+    }
+
+    /// Gives back, once more, the leases that nobody will use. For commits that come after the close.
+    pub(crate) async fn give_back(&self) {
+        self.keeper.give_back(self.hot.handback.take_all()).await;
+    }
+}
+
+impl ClaimHandler for Dispatcher {
+    fn capacity(&self) -> usize {
+        self.queues.cold_room()
+    }
+
+    fn room_for(&self, wanted: usize) -> BoxFuture<'_, ()> {
+        Box::pin(self.queues.cold_room_for(wanted))
+    }
+
+    fn handle(&self, row: ClaimedRow, lease: &Lease, leased_at: Instant) -> Handled {
+        let Some(token) = self.in_flight.acquire(row.event.id(), lease, leased_at) else {
+            // It is in hand under an older lease, and goes on under this one.
+            return Handled::Accepted;
+        };
+        let delivery = Delivery::new(row.event, row.attempts, Path::Cold);
+        let work = Work { delivery, token, queued_at: Instant::now(), lag: row.lag };
+        match self.queues.push_cold(work) {
+            Ok(()) => {
+                self.metrics.cold_enqueued(1);
+                Handled::Accepted
+            }
+            Err(work) => {
+                self.in_flight.release(work.delivery.id(), work.token);
+                Handled::Refused
+            }
+        }
+    }
+}
+
+impl DispatcherBuilder {
+    /// Sets all options.
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Adds an interceptor around every delivery, inside those added before.
+    pub fn interceptor(mut self, interceptor: impl Interceptor) -> Self {
+        self.interceptors.push(Arc::new(interceptor));
+        self
+    }
+
+    pub(crate) fn interceptors(mut self, interceptors: Vec<Arc<dyn AnyInterceptor>>) -> Self {
+        self.interceptors = interceptors;
+        self
+    }
+
+    pub(crate) fn owner(mut self, owner: String) -> Self {
+        self.owner = Some(owner);
+        self
+    }
+
+    /// Sets where to report.
+    pub fn metrics(mut self, metrics: Arc<dyn Metrics>) -> Self {
+        self.metrics = metrics;
+        self
+    }
+
+    /// Sets the randomness that spreads retries.
+    pub fn jitter(mut self, jitter: Jitter) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// Starts the workers, the settler and the keeper of leases on the current tokio runtime.
+    ///
+    /// # Errors
+    /// Names the option that is wrong.
+    pub fn start(self) -> Result<Dispatcher, options::Error> {
+        self.options.check()?;
+        let options = self.options;
+        let owner = self.owner.unwrap_or_else(|| options.new_owner());
+        let queues = Arc::new(Queues::new(options.hot_queue, options.cold_queue));
+        let in_flight = Arc::new(InFlight::new(options.in_flight_ttl));
+        let keeper_wake = Wake::new();
+        let handback = Handback::new(options.lease, keeper_wake.clone());
+        let hot = Arc::new(HotPath {
+            queues: Arc::clone(&queues),
+            in_flight: Arc::clone(&in_flight),
+            // Rows are born once, so one lease serves for all births; claims count from 1.
+            lease: Lease::new(&owner, 0),
+            lease_duration: options.lease,
+            handback: handback.clone(),
+            poller: self.poller.clone(),
+            metrics: Arc::clone(&self.metrics),
+            overflow: Overflow::new(),
+        });
+        let keeper = Arc::new(Keeper {
+            store: Arc::clone(&self.store),
+            in_flight: Arc::clone(&in_flight),
+            handback,
+            metrics: Arc::clone(&self.metrics),
+            lease_duration: options.lease,
+            wake: keeper_wake,
+            poller: self.poller.clone(),
+        });
+        let closing = CancellationToken::new();
+        let settler = Settler {
+            store: Arc::clone(&self.store),
+            in_flight: Arc::clone(&in_flight),
+            queues: Arc::clone(&queues),
+            metrics: Arc::clone(&self.metrics),
+            wake: self.poller.clone(),
+            jitter: self.jitter.clone(),
+            max_batch: options.settle_batch,
+            linger: options.settle_linger,
+            patience: options.lease,
+            closing: closing.clone(),
+        };
+        // Two batches: one being written, one being gathered.
+        let (verdicts, to_settle) = mpsc::channel(options.settle_batch * 2);
+        let worker = worker::Worker {
+            queues: Arc::clone(&queues),
+            in_flight: Arc::clone(&in_flight),
+            registry: Arc::new(self.registry),
+            interceptors: self.interceptors.into(),
+            retry: options.retry_policy(),
+            time_limit: options.listener_time_limit,
+            lease_duration: options.lease,
+            metrics: Arc::clone(&self.metrics),
+            jitter: self.jitter,
+            verdicts,
+        };
+        let tasks = close::Tasks::new(options.shutdown_deadline, closing);
+        tasks.spawn_workers((0..options.workers).map(|_| worker.clone().run()));
+        // The settler ends when the last worker has gone, so nobody else may hold a sender.
+        drop(worker);
+        tasks.spawn_settler(settler.run(to_settle));
+        let stop = tasks.stop_keeper();
+        tasks.spawn_keeper({
+            let keeper = Arc::clone(&keeper);
+            async move { keeper.run(stop).await }
+        });
+        Ok(Dispatcher { queues, in_flight, hot, metrics: self.metrics, poller: self.poller, keeper, tasks })
+    }
+}

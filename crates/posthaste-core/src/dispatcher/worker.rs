@@ -1,0 +1,225 @@
+//! A worker: take, route, run, classify, settle.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::mpsc;
+use tracing::{debug, error, warn};
+
+use super::Work;
+use crate::hook::panic_text;
+use crate::inflight::InFlight;
+use crate::interceptor::AnyInterceptor;
+use crate::listener::{AnyListener, Delivery, Failure, FailureKind, Outcome, Verdict};
+use crate::metrics::Metrics;
+use crate::queue::Queues;
+use crate::registry::Registry;
+use crate::retry::{Jitter, RetryPolicy};
+use crate::settle;
+use crate::store::Action;
+
+#[derive(Clone)]
+pub(crate) struct Worker {
+    pub(crate) queues: Arc<Queues<Work>>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) interceptors: Arc<[Arc<dyn AnyInterceptor>]>,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) time_limit: Duration,
+    pub(crate) lease_duration: Duration,
+    pub(crate) metrics: Arc<dyn Metrics>,
+    pub(crate) jitter: Jitter,
+    pub(crate) verdicts: mpsc::Sender<settle::Verdict>,
+}
+
+/// What a worker has in hand: events for one listener. Kept between rounds, so that a round needs no new memory.
+#[derive(Default)]
+struct Hand {
+    works: Vec<Work>,
+    deliveries: Vec<Delivery>,
+}
+
+impl Worker {
+    /// Works until the queues are closed and empty.
+    pub(crate) async fn run(self) {
+        let mut hand = Hand::default();
+        while let Some(work) = self.queues.take().await {
+            if self.lease_has_run_out(&work) {
+                continue;
+            }
+            let listener = self.registry.listener_for(&work.delivery);
+            hand.works.push(work);
+            if let Some(listener) = listener {
+                self.take_more_for(listener, &mut hand.works);
+            }
+            self.deliver(listener, &mut hand).await;
+            // A listener that never waits must not keep the other tasks of its thread from running.
+            tokio::task::consume_budget().await;
+        }
+    }
+
+    /// An event whose lease ran out while it was queued may be with another process by now: leave it alone.
+    fn lease_has_run_out(&self, work: &Work) -> bool {
+        let id = work.delivery.id();
+        if self.in_flight.lease_age(id, work.token).is_some_and(|age| age < self.lease_duration) {
+            return false;
+        }
+        debug!(event_id = %id, "lease ran out in the queue; the event is left to the next claim");
+        self.in_flight.release(id, work.token);
+        self.metrics.lease_lost(1);
+        true
+    }
+
+    /// Fills the hand with more events for the same listener, as far as it takes batches and they are next in line.
+    fn take_more_for(&self, listener: &AnyListener, works: &mut Vec<Work>) {
+        while works.len() < listener.max_batch() {
+            let same = |next: &Work| self.registry.listener_for(&next.delivery).is_some_and(|other| other.is(listener));
+            match self.queues.take_if(same) {
+                Some(work) if self.lease_has_run_out(&work) => {}
+                Some(work) => works.push(work),
+                None => break,
+            }
+        }
+    }
+
+    /// Runs the events in hand and hands over their outcomes.
+    async fn deliver(&self, listener: Option<&AnyListener>, hand: &mut Hand) {
+        // The place for the outcomes comes first: between a verdict and its settlement there is then nothing to wait
+        // for, and nothing at which an abort could lose it.
+        let Ok(mut places) = self.verdicts.reserve_many(hand.works.len()).await else {
+            return;
+        };
+        for work in &hand.works {
+            self.metrics.latency(work.delivery.path(), work.lag + work.queued_at.elapsed());
+        }
+        hand.deliveries.extend(hand.works.iter().map(|work| work.delivery.clone()));
+        let verdicts = match listener {
+            Some(listener) => self.run_intercepted(listener, &hand.deliveries).await,
+            None => hand.deliveries.iter().map(|event| Err(unroutable(event))).collect(),
+        };
+        let policy = listener.and_then(AnyListener::retry_policy).unwrap_or(&self.retry);
+        hand.deliveries.clear();
+        for (work, verdict) in hand.works.drain(..).zip(verdicts) {
+            let action = self.classify(&work.delivery, verdict, policy);
+            let place = places.next().expect("a place was reserved for each event in hand");
+            let (id, path) = (work.delivery.id().clone(), work.delivery.path());
+            place.send(settle::Verdict { id, token: work.token, path, action });
+        }
+    }
+
+    /// Runs the listener inside the interceptors. Gives a verdict for each event, in their order.
+    async fn run_intercepted(&self, listener: &AnyListener, events: &[Delivery]) -> Vec<Verdict> {
+        if self.interceptors.is_empty() {
+            return self.run_listener(listener, events).await;
+        }
+        let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(events.len());
+        let mut entered = Vec::with_capacity(events.len());
+        let mut admitted = Vec::with_capacity(events.len());
+        for event in events {
+            let (count, failure) = self.run_before(event).await;
+            entered.push(count);
+            if failure.is_none() {
+                admitted.push(event.clone());
+            }
+            verdicts.push(failure.map(Err));
+        }
+        if !admitted.is_empty() {
+            let mut answers = self.run_listener(listener, &admitted).await.into_iter();
+            for verdict in verdicts.iter_mut().filter(|verdict| verdict.is_none()) {
+                *verdict = answers.next();
+            }
+        }
+        let verdicts: Vec<Verdict> = verdicts.into_iter().flatten().collect();
+        for ((event, verdict), entered) in events.iter().zip(&verdicts).zip(entered) {
+            self.run_after(event, verdict, entered).await;
+        }
+        verdicts
+    }
+
+    /// Runs `before` of each interceptor until one fails; says how many succeeded.
+    async fn run_before(&self, event: &Delivery) -> (usize, Option<Failure>) {
+        for (index, interceptor) in self.interceptors.iter().enumerate() {
+            let failure = match AssertUnwindSafe(interceptor.before(event)).catch_unwind().await {
+                Ok(Ok(())) => continue,
+                Ok(Err(failure)) => failure,
+                Err(panic) => Failure::retryable(format!("interceptor panicked: {}", panic_text(&*panic))),
+            };
+            return (index, Some(failure));
+        }
+        (self.interceptors.len(), None)
+    }
+
+    /// Runs `after` of the interceptors whose `before` succeeded, the last one first.
+    async fn run_after(&self, event: &Delivery, verdict: &Verdict, entered: usize) {
+        for interceptor in self.interceptors[..entered].iter().rev() {
+            match AssertUnwindSafe(interceptor.after(event, verdict)).catch_unwind().await {
+                Ok(Ok(())) => {}
+                Ok(Err(failure)) => error!(event_id = %event.id(), error = %failure, "interceptor failed afterwards"),
+                Err(panic) => {
+                    error!(event_id = %event.id(), panic = panic_text(&*panic), "interceptor panicked afterwards");
+                }
+            }
+        }
+    }
+
+    /// Runs the listener within its time limit; a panic is a failure like any other.
+    async fn run_listener(&self, listener: &AnyListener, events: &[Delivery]) -> Vec<Verdict> {
+        let started_at = tokio::time::Instant::now();
+        let limit = listener.time_limit().unwrap_or(self.time_limit);
+        let run = AssertUnwindSafe(listener.run(events)).catch_unwind();
+        let answer = tokio::time::timeout(limit, run).await;
+        self.metrics.listener_duration(started_at.elapsed());
+        let reason = match answer {
+            Ok(Ok(verdicts)) if verdicts.len() == events.len() => return verdicts,
+            Ok(Ok(verdicts)) => format!("listener gave {} verdicts for {} events", verdicts.len(), events.len()),
+            Ok(Err(panic)) => format!("listener panicked: {}", panic_text(&*panic)),
+            Err(_) => format!(
+                "listener took longer than its time limit of {limit:?}; \
+                 give it more with with_time_limit or listener_time_limit"
+            ),
+        };
+        events.iter().map(|_| Err(Failure::retryable(reason.clone()))).collect()
+    }
+
+    /// What a verdict makes of the row.
+    fn classify(&self, event: &Delivery, verdict: Verdict, policy: &RetryPolicy) -> Action {
+        let failure = match verdict {
+            Ok(Outcome::Done) => return Action::Done,
+            Ok(Outcome::RetryAfter(delay)) => return Action::Defer { delay },
+            Ok(Outcome::Dead(reason)) => {
+                error!(event_id = %event.id(), event_type = event.event_type(), attempt = event.attempt(), reason, "event is dead");
+                return Action::Dead { error: reason, counts: true };
+            }
+            Err(failure) => failure,
+        };
+        let retry = (failure.kind() == FailureKind::Retryable)
+            .then(|| policy.next_delay(event.attempt(), &self.jitter))
+            .flatten()
+            .map(|delay| failure.delay().unwrap_or(delay));
+        let error = failure.text();
+        match retry {
+            Some(delay) => {
+                warn!(event_id = %event.id(), event_type = event.event_type(), attempt = event.attempt(), ?delay, error, "delivery failed");
+                Action::Retry { delay, error }
+            }
+            None => {
+                let kind = failure.kind();
+                error!(event_id = %event.id(), event_type = event.event_type(), attempt = event.attempt(), %kind, error, "event is dead");
+                Action::Dead { error, counts: kind != FailureKind::Unroutable }
+            }
+        }
+    }
+}
+
+fn unroutable(event: &Delivery) -> Failure {
+    Failure::new(
+        FailureKind::Unroutable,
+        format!(
+            "no listener for aggregate type {:?} and event type {:?}; register one and redrive the event",
+            event.aggregate_type(),
+            event.event_type()
+        ),
+    )
+}

@@ -1,0 +1,86 @@
+//! Leases that nobody in this process will use, to be taken off their rows.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::event::EventId;
+use crate::store::Lease;
+use crate::wake::Wake;
+
+/// The most leases that wait here. Rows beyond it wait until their lease runs out.
+const CAPACITY: usize = 10_000;
+
+/// The first pause before a row that was not found is looked for again; it doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Leases that nobody in this process will use: of receipts that were dropped, of commits whose outcome is unknown, of
+/// commits after the close.
+///
+/// Their rows may not be visible yet, or may never be, so each is looked for again, more and more rarely, until it would
+/// have run out by itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Handback {
+    waiting: Arc<Mutex<Vec<Unused>>>,
+    patience: Duration,
+    keeper: Wake,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Unused {
+    pub(crate) id: EventId,
+    pub(crate) lease: Lease,
+    pause: Duration,
+    due_at: Instant,
+    until: Instant,
+}
+
+impl Handback {
+    pub(crate) fn new(patience: Duration, keeper: Wake) -> Self {
+        Self { waiting: Arc::default(), patience, keeper }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<Unused>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self, leases: impl Iterator<Item = (EventId, Lease)>) {
+        let now = Instant::now();
+        let mut waiting = self.waiting();
+        let before = waiting.len();
+        let until = now + self.patience;
+        let unused = leases.map(|(id, lease)| Unused { id, lease, pause: FIRST_PAUSE, due_at: now, until });
+        waiting.extend(unused.take(CAPACITY.saturating_sub(before)));
+        if waiting.len() > before {
+            self.keeper.now();
+        }
+    }
+
+    /// Those to be looked for now.
+    pub(crate) fn take_due(&self) -> Vec<Unused> {
+        let now = Instant::now();
+        let mut waiting = self.waiting();
+        let (due, later) = std::mem::take(&mut *waiting).into_iter().partition(|unused| unused.due_at <= now);
+        *waiting = later;
+        due
+    }
+
+    /// All of them, for the last time.
+    pub(crate) fn take_all(&self) -> Vec<Unused> {
+        std::mem::take(&mut *self.waiting())
+    }
+
+    /// One that was not found: later again, unless it has run out.
+    pub(crate) fn again(&self, mut unused: Unused) {
+        let now = Instant::now();
+        if now >= unused.until {
+            return;
+        }
+        unused.due_at = now + unused.pause;
+        self.keeper.after(unused.pause);
+        unused.pause = (unused.pause * 2).min(LONGEST_PAUSE);
+        self.waiting().push(unused);
+    }
+}

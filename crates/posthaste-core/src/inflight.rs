@@ -1,0 +1,131 @@
+//! Which events this process has in hand.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::event::EventId;
+use crate::store::Lease;
+
+/// Which events this process has in hand, from the queue to the settlement, and under which lease.
+///
+/// It only saves work: the row decides who may settle. An event that is in hand is not started a second time, even when
+/// its lease ran out and this very process claimed it again; the attempt under way then goes on under the new lease.
+#[derive(Debug)]
+pub struct InFlight {
+    entries: Mutex<Entries>,
+    ttl: Option<Duration>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    by_id: HashMap<EventId, Entry>,
+    last_token: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    token: Token,
+    lease: Lease,
+    /// A moment at which the lease was certainly not yet taken or renewed.
+    leased_at: Instant,
+    acquired_at: Instant,
+}
+
+/// Names one acquisition, so that a late release cannot end a newer one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token(u64);
+
+impl InFlight {
+    /// A tracker that forgets an acquisition after `ttl`, or never.
+    pub fn new(ttl: Option<Duration>) -> Self {
+        Self { entries: Mutex::default(), ttl }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an event in hand. Nothing if it is in hand already; that acquisition then goes on under the given lease.
+    pub fn acquire(&self, id: &EventId, lease: &Lease, leased_at: Instant) -> Option<Token> {
+        let now = Instant::now();
+        let mut entries = self.entries();
+        entries.last_token += 1;
+        let token = Token(entries.last_token);
+        let fresh = Entry { token, lease: lease.clone(), leased_at, acquired_at: now };
+        match entries.by_id.entry(id.clone()) {
+            MapEntry::Vacant(vacant) => {
+                vacant.insert(fresh);
+                Some(token)
+            }
+            MapEntry::Occupied(mut occupied) => {
+                let entry = occupied.get_mut();
+                if self.ttl.is_some_and(|ttl| now.duration_since(entry.acquired_at) >= ttl) {
+                    *entry = fresh;
+                    return Some(token);
+                }
+                entry.lease = lease.clone();
+                entry.leased_at = leased_at;
+                None
+            }
+        }
+    }
+
+    /// Lets an event go. Does nothing, and says so, when the acquisition is not the current one.
+    pub fn release(&self, id: &EventId, token: Token) -> bool {
+        match self.entries().by_id.entry(id.clone()) {
+            MapEntry::Occupied(occupied) if occupied.get().token == token => {
+                occupied.remove();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The lease under which an acquisition goes on, if it is the current one.
+    pub fn lease(&self, id: &EventId, token: Token) -> Option<Lease> {
+        self.current(id, token, |entry| entry.lease.clone())
+    }
+
+    /// How long ago the lease of an acquisition was taken or renewed, at most.
+    pub fn lease_age(&self, id: &EventId, token: Token) -> Option<Duration> {
+        self.current(id, token, |entry| entry.leased_at.elapsed())
+    }
+
+    fn current<R>(&self, id: &EventId, token: Token, read: impl FnOnce(&Entry) -> R) -> Option<R> {
+        self.entries().by_id.get(id).filter(|entry| entry.token == token).map(read)
+    }
+
+    /// The leases that were taken or renewed at least `age` ago.
+    pub fn older_than(&self, age: Duration) -> Vec<(EventId, Lease)> {
+        let now = Instant::now();
+        let entries = self.entries();
+        let old = entries.by_id.iter().filter(|(_, entry)| now.duration_since(entry.leased_at) >= age);
+        old.map(|(id, entry)| (id.clone(), entry.lease.clone())).collect()
+    }
+
+    /// Notes that a lease was renewed at or after `leased_at`.
+    pub fn renewed(&self, id: &EventId, lease: &Lease, leased_at: Instant) {
+        if let Some(entry) = self.entries().by_id.get_mut(id).filter(|entry| entry.lease == *lease) {
+            entry.leased_at = leased_at;
+        }
+    }
+
+    /// Everything in hand, which is then no longer.
+    pub fn drain(&self) -> Vec<(EventId, Lease)> {
+        self.entries().by_id.drain().map(|(id, entry)| (id, entry.lease)).collect()
+    }
+
+    /// How many events are in hand.
+    pub fn len(&self) -> usize {
+        self.entries().by_id.len()
+    }
+
+    /// Whether nothing is in hand.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

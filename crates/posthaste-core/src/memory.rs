@@ -1,0 +1,186 @@
+//! A store in memory: for tests, for trying things out, and as the plainest statement of what a store does.
+
+mod table;
+
+use std::collections::HashSet;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::event::EventId;
+use crate::store::{
+    AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, NewRow, Page, Purge, Record,
+    Redrive, RelayStore, Settled, Settlement, WriteStore,
+};
+use crate::time::Timestamp;
+
+use table::Table;
+
+/// A store in memory. It forgets everything with the process, and is otherwise like any other store.
+///
+/// Its clock follows tokio's, so a test that pauses time also pauses leases and retries. Cheap to clone; clones share
+/// the table.
+#[derive(Clone, Debug)]
+pub struct MemoryStore(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    table: Mutex<Table>,
+    clock: Mutex<Clock>,
+}
+
+#[derive(Debug)]
+struct Clock {
+    started_at: Timestamp,
+    started: Instant,
+    ahead: Duration,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        let clock = Clock { started_at: Timestamp::now(), started: Instant::now(), ahead: Duration::ZERO };
+        Self(Arc::new(Shared { table: Mutex::default(), clock: Mutex::new(clock) }))
+    }
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Moves the store's clock ahead.
+    pub fn advance(&self, length: Duration) {
+        self.0.clock.lock().unwrap_or_else(PoisonError::into_inner).ahead += length;
+    }
+
+    /// Overwrites the headers of a row with text that need not be JSON, as a careless hand would.
+    pub fn damage_headers(&self, id: &EventId, headers: &str) {
+        self.table().damage_headers(id, headers);
+    }
+
+    fn now(&self) -> Timestamp {
+        let clock = self.0.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        clock.started_at + clock.started.elapsed() + clock.ahead
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A transaction of a [`MemoryStore`]: what it inserts is there after the commit, all of it or nothing.
+#[derive(Debug, Default)]
+pub struct MemoryTx(MemoryConnection);
+
+/// What a [`MemoryTx`] writes on.
+#[derive(Debug, Default)]
+pub struct MemoryConnection {
+    staged: Vec<(NewRow, Timestamp)>,
+    ids: HashSet<EventId>,
+}
+
+impl MemoryTx {
+    /// A transaction on nothing yet; hand it to `commit` of the store it belongs to.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Deref for MemoryTx {
+    type Target = MemoryConnection;
+
+    fn deref(&self) -> &MemoryConnection {
+        &self.0
+    }
+}
+
+impl DerefMut for MemoryTx {
+    fn deref_mut(&mut self) -> &mut MemoryConnection {
+        &mut self.0
+    }
+}
+
+impl WriteStore for MemoryStore {
+    type Connection = MemoryConnection;
+    type Tx<'c> = MemoryTx;
+    type OwnTx = MemoryTx;
+
+    async fn begin(&self) -> Result<MemoryTx, Error> {
+        Ok(MemoryTx::new())
+    }
+
+    async fn insert(&self, connection: &mut MemoryConnection, rows: &[NewRow]) -> Result<(), Error> {
+        let now = self.now();
+        // A statement is all or nothing: look first, stage then.
+        let mut ids = HashSet::new();
+        for row in rows {
+            let id = row.event.id();
+            if connection.ids.contains(id) || self.table().contains(id) || !ids.insert(id.clone()) {
+                return Err(Error::DuplicateId { id: id.clone() });
+            }
+        }
+        connection.ids.extend(ids);
+        connection.staged.extend(rows.iter().map(|row| (row.clone(), now)));
+        Ok(())
+    }
+
+    async fn commit(&self, tx: MemoryTx) -> Result<(), CommitError> {
+        self.table().commit(tx.0.staged).map_err(CommitError::NotCommitted)
+    }
+
+    async fn rollback(&self, tx: MemoryTx) -> Result<(), Error> {
+        drop(tx);
+        Ok(())
+    }
+}
+
+impl RelayStore for MemoryStore {
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
+        Box::pin(async move { Ok(self.table().claim(claim, self.now())) })
+    }
+
+    fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
+        Box::pin(async move {
+            let now = self.now();
+            let mut table = self.table();
+            Ok(settlements.iter().map(|settlement| table.settle(settlement, now)).collect())
+        })
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {
+        Box::pin(async move {
+            let now = self.now();
+            let mut table = self.table();
+            Ok(leases.iter().map(|(id, lease)| table.renew(id, lease, now)).collect())
+        })
+    }
+
+    fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(async move { Ok(self.table().release_all()) })
+    }
+}
+
+impl AdminStore for MemoryStore {
+    fn counts(&self) -> BoxFuture<'_, Result<Counts, Error>> {
+        Box::pin(async move { Ok(self.table().counts()) })
+    }
+
+    fn find<'a>(&'a self, id: &'a EventId) -> BoxFuture<'a, Result<Option<Record>, Error>> {
+        Box::pin(async move { Ok(self.table().find(id)) })
+    }
+
+    fn list<'a>(&'a self, filter: &'a Filter, page: &'a Page) -> BoxFuture<'a, Result<Vec<Record>, Error>> {
+        Box::pin(async move { Ok(self.table().list(filter, page)) })
+    }
+
+    fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        Box::pin(async move { Ok(self.table().redrive(redrive, self.now())) })
+    }
+
+    fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
+        Box::pin(async move { Ok(self.table().purge(purge, self.now())) })
+    }
+}

@@ -1,0 +1,310 @@
+//! The table of the memory store, with the indexes that a database would keep.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use crate::event::{Availability, Event, EventId};
+use crate::store::{
+    Action, Claim, Claimed, ClaimedRow, Counts, Error, Filter, Lease, Malformed, NewRow, Order, Page, Purge, Record,
+    Redrive, RowState, Settled, Settlement, Status, cut_error,
+};
+use crate::time::Timestamp;
+
+/// All rows by `seq`, and where to find those that matter without walking the others.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    rows: BTreeMap<i64, Row>,
+    seqs: HashMap<EventId, i64>,
+    /// Pending rows without a lease, by when they are available.
+    free: BTreeSet<(Timestamp, i64)>,
+    /// Pending rows with a lease, by when it was taken or renewed.
+    leased: BTreeSet<(Timestamp, i64)>,
+    last_seq: i64,
+}
+
+#[derive(Debug)]
+struct Row {
+    event: Event,
+    /// What a careless hand wrote over the headers, and why that is no event any more.
+    damage: Option<String>,
+    status: Status,
+    attempts: u32,
+    available_at: Timestamp,
+    created_at: Timestamp,
+    done_at: Option<Timestamp>,
+    last_error: Option<String>,
+    lease: Option<(Lease, Timestamp)>,
+}
+
+impl Row {
+    fn is_pending(&self) -> bool {
+        !self.status.is_final()
+    }
+
+    fn is_held_under(&self, lease: &Lease) -> bool {
+        self.is_pending() && self.lease.as_ref().is_some_and(|(held, _)| held == lease)
+    }
+}
+
+impl Table {
+    pub(super) fn contains(&self, id: &EventId) -> bool {
+        self.seqs.contains_key(id)
+    }
+
+    pub(super) fn commit(&mut self, staged: Vec<(NewRow, Timestamp)>) -> Result<(), Error> {
+        if let Some((taken, _)) = staged.iter().find(|(row, _)| self.contains(row.event.id())) {
+            return Err(Error::DuplicateId { id: taken.event.id().clone() });
+        }
+        for (new, created_at) in staged {
+            self.last_seq += 1;
+            let available_at = match new.event.availability() {
+                Availability::Now => created_at,
+                Availability::At(at) => at,
+                Availability::After(delay) => created_at + delay,
+            };
+            self.seqs.insert(new.event.id().clone(), self.last_seq);
+            let row = Row {
+                event: new.event,
+                damage: None,
+                status: Status::New,
+                attempts: 0,
+                available_at,
+                created_at,
+                done_at: None,
+                last_error: None,
+                lease: new.lease.map(|lease| (lease, created_at)),
+            };
+            self.index(self.last_seq, &row);
+            self.rows.insert(self.last_seq, row);
+        }
+        Ok(())
+    }
+
+    fn index(&mut self, seq: i64, row: &Row) {
+        if row.is_pending() {
+            match &row.lease {
+                None => self.free.insert((row.available_at, seq)),
+                Some((_, locked_at)) => self.leased.insert((*locked_at, seq)),
+            };
+        }
+    }
+
+    /// Changes a row and keeps the indexes true.
+    fn change(&mut self, seq: i64, change: impl FnOnce(&mut Row)) {
+        let Some(mut row) = self.rows.remove(&seq) else { return };
+        match &row.lease {
+            None => self.free.remove(&(row.available_at, seq)),
+            Some((_, locked_at)) => self.leased.remove(&(*locked_at, seq)),
+        };
+        change(&mut row);
+        self.index(seq, &row);
+        self.rows.insert(seq, row);
+    }
+
+    pub(super) fn claim(&mut self, claim: &Claim, now: Timestamp) -> Claimed {
+        let newest = now - claim.skip_recent;
+        let old_enough = |(_, seq): &(Timestamp, i64)| self.rows[seq].created_at <= newest;
+        let free = self.free.range(..=(now, i64::MAX)).copied().filter(old_enough).take(claim.limit);
+        let run_out = self
+            .leased
+            .range(..=(now - claim.lease_duration, i64::MAX))
+            .map(|(_, seq)| (self.rows[seq].available_at, *seq))
+            .filter(|(available_at, _)| *available_at <= now)
+            .filter(old_enough);
+        let mut due: Vec<_> = free.chain(run_out).collect();
+        due.sort_unstable();
+        due.truncate(claim.limit);
+        let mut claimed = Claimed::default();
+        for (_, seq) in &due {
+            self.change(*seq, |row| row.lease = Some((claim.lease.clone(), now)));
+            let row = &self.rows[seq];
+            match &row.damage {
+                None => claimed.rows.push(ClaimedRow {
+                    event: row.event.clone(),
+                    attempts: row.attempts,
+                    lag: now.since(row.available_at),
+                }),
+                Some(reason) => {
+                    claimed.malformed.push(Malformed { id: row.event.id().clone(), reason: reason.clone() });
+                }
+            }
+        }
+        if due.len() < claim.limit {
+            let next = self.free.range((now + Duration::from_micros(1), 0)..).next();
+            claimed.next_in = next.map(|(available_at, _)| available_at.since(now));
+        }
+        claimed
+    }
+
+    pub(super) fn settle(&mut self, settlement: &Settlement, now: Timestamp) -> Settled {
+        let Some(&seq) = self.seqs.get(&settlement.id) else { return Settled::Lost };
+        if !self.rows[&seq].is_held_under(&settlement.lease) {
+            return Settled::Lost;
+        }
+        self.change(seq, |row| {
+            row.lease = None;
+            match &settlement.action {
+                Action::Done => {
+                    row.status = Status::Done;
+                    row.done_at = Some(now);
+                }
+                Action::Retry { delay, error } => {
+                    row.status = Status::Retry;
+                    row.attempts += 1;
+                    row.available_at = now + *delay;
+                    row.last_error = Some(cut_error(error));
+                }
+                Action::Defer { delay } => row.available_at = now + *delay,
+                Action::Dead { error, counts } => {
+                    row.status = Status::Dead;
+                    row.attempts += u32::from(*counts);
+                    row.done_at = Some(now);
+                    row.last_error = Some(cut_error(error));
+                }
+                Action::Release => {}
+            }
+        });
+        Settled::Applied
+    }
+
+    pub(super) fn renew(&mut self, id: &EventId, lease: &Lease, now: Timestamp) -> bool {
+        let Some(&seq) = self.seqs.get(id) else { return false };
+        let held = self.rows[&seq].is_held_under(lease);
+        if held {
+            self.change(seq, |row| row.lease = Some((lease.clone(), now)));
+        }
+        held
+    }
+
+    pub(super) fn release_all(&mut self) -> u64 {
+        let leased: Vec<i64> = self.leased.iter().map(|(_, seq)| *seq).collect();
+        for seq in &leased {
+            self.change(*seq, |row| row.lease = None);
+        }
+        leased.len() as u64
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for row in self.rows.values() {
+            *counts.of_mut(row.status) += 1;
+        }
+        counts
+    }
+
+    pub(super) fn find(&self, id: &EventId) -> Option<Record> {
+        let seq = *self.seqs.get(id)?;
+        Some(record(seq, &self.rows[&seq]))
+    }
+
+    pub(super) fn list(&self, filter: &Filter, page: &Page) -> Vec<Record> {
+        let fits = |(_, row): &(&i64, &Row)| fits(row, filter);
+        let record = |(seq, row): (&i64, &Row)| record(*seq, row);
+        match (page.order, page.after) {
+            (Order::OldestFirst, after) => {
+                let from = after.map_or(i64::MIN, |cursor| cursor.0.saturating_add(1));
+                self.rows.range(from..).filter(fits).take(page.limit).map(record).collect()
+            }
+            (Order::NewestFirst, after) => {
+                let before = after.map_or(i64::MAX, |cursor| cursor.0);
+                self.rows.range(..before).rev().filter(fits).take(page.limit).map(record).collect()
+            }
+        }
+    }
+
+    pub(super) fn redrive(&mut self, redrive: &Redrive, now: Timestamp) -> u64 {
+        let any_status = Filter { statuses: Vec::new(), ..redrive.filter.clone() };
+        let named = |row: &Row| redrive.ids.as_ref().is_none_or(|ids| ids.contains(row.event.id()));
+        let dead: Vec<i64> = self
+            .rows
+            .iter()
+            .filter(|(_, row)| row.status == Status::Dead && named(row) && fits(row, &any_status))
+            .map(|(seq, _)| *seq)
+            .take(redrive.chunk)
+            .collect();
+        for seq in &dead {
+            self.change(*seq, |row| {
+                row.status = Status::New;
+                row.attempts = 0;
+                row.available_at = now;
+                row.done_at = None;
+                row.last_error = None;
+                row.lease = None;
+            });
+        }
+        dead.len() as u64
+    }
+
+    pub(super) fn purge(&mut self, purge: &Purge, now: Timestamp) -> u64 {
+        let older = |at: Option<Timestamp>, after: Option<Duration>| match (at, after) {
+            (Some(at), Some(after)) => at <= now - after,
+            _ => false,
+        };
+        let old: Vec<i64> = self
+            .rows
+            .iter()
+            .filter(|(_, row)| {
+                let kept = match row.status {
+                    Status::Done => purge.done_after,
+                    Status::Dead => purge.dead_after,
+                    Status::New | Status::Retry => None,
+                };
+                older(row.done_at, kept) || older(Some(row.created_at), purge.any_after)
+            })
+            .map(|(seq, _)| *seq)
+            .take(purge.chunk)
+            .collect();
+        for seq in &old {
+            self.remove(*seq);
+        }
+        old.len() as u64
+    }
+
+    fn remove(&mut self, seq: i64) {
+        let Some(row) = self.rows.remove(&seq) else { return };
+        self.seqs.remove(row.event.id());
+        match &row.lease {
+            None => self.free.remove(&(row.available_at, seq)),
+            Some((_, locked_at)) => self.leased.remove(&(*locked_at, seq)),
+        };
+    }
+
+    pub(super) fn damage_headers(&mut self, id: &EventId, headers: &str) {
+        if let Some(row) = self.seqs.get(id).and_then(|seq| self.rows.get_mut(seq)) {
+            let decoded = serde_json::from_str::<BTreeMap<String, String>>(headers);
+            row.damage = decoded.err().map(|error| format!("headers are not a JSON object of strings: {error}"));
+        }
+    }
+}
+
+fn record(seq: i64, row: &Row) -> Record {
+    Record {
+        id: row.event.id().clone(),
+        event: row.damage.clone().map_or_else(|| Ok(row.event.clone()), Err),
+        state: RowState {
+            seq,
+            status: row.status,
+            attempts: row.attempts,
+            available_at: row.available_at,
+            created_at: row.created_at,
+            done_at: row.done_at,
+            last_error: row.last_error.clone(),
+            lease: row.lease.as_ref().map(|(lease, at)| (lease.as_str().to_owned(), *at)),
+        },
+    }
+}
+
+fn fits(row: &Row, filter: &Filter) -> bool {
+    let event = &row.event;
+    (filter.statuses.is_empty() || filter.statuses.contains(&row.status))
+        && filter.event_type.as_deref().is_none_or(|wanted| wanted == event.event_type())
+        && filter.aggregate_type.as_deref().is_none_or(|wanted| wanted == event.aggregate_type())
+        && filter.aggregate_id.as_deref().is_none_or(|wanted| Some(wanted) == event.aggregate_id())
+        && filter.tenant_id.as_deref().is_none_or(|wanted| Some(wanted) == event.tenant_id())
+        && filter.created_from.is_none_or(|from| row.created_at >= from)
+        && filter.created_before.is_none_or(|before| row.created_at < before)
+        && filter
+            .error_contains
+            .as_deref()
+            .is_none_or(|wanted| row.last_error.as_deref().is_some_and(|error| error.contains(wanted)))
+}

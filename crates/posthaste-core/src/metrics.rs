@@ -1,0 +1,175 @@
+//! What the outbox tells about itself.
+
+use std::time::Duration;
+
+use crate::listener::Path;
+
+/// Where the outbox reports what it does. Every method has an empty body, so implement what you need.
+///
+/// Called from the hot path: be quick, and do not block.
+///
+/// | method | kind | name on the `metrics` facade |
+/// |---|---|---|
+/// | [`hot_enqueued`](Metrics::hot_enqueued) | counter | `posthaste_hot_enqueued_total` |
+/// | [`hot_dropped`](Metrics::hot_dropped) | counter | `posthaste_hot_dropped_total` |
+/// | [`cold_enqueued`](Metrics::cold_enqueued) | counter | `posthaste_cold_enqueued_total` |
+/// | [`delivered`](Metrics::delivered) | counter | `posthaste_delivered_total` |
+/// | [`failed`](Metrics::failed) | counter | `posthaste_failed_total` |
+/// | [`deferred`](Metrics::deferred) | counter | `posthaste_deferred_total` |
+/// | [`dead`](Metrics::dead) | counter | `posthaste_dead_total` |
+/// | [`released`](Metrics::released) | counter | `posthaste_released_total` |
+/// | [`lease_lost`](Metrics::lease_lost) | counter | `posthaste_lease_lost_total` |
+/// | [`poll_failed`](Metrics::poll_failed) | counter | `posthaste_poll_failed_total` |
+/// | [`settle_failed`](Metrics::settle_failed) | counter | `posthaste_settle_failed_total` |
+/// | [`queue_depths`](Metrics::queue_depths) | gauges | `posthaste_queue_depth{path}` |
+/// | [`in_flight`](Metrics::in_flight) | gauge | `posthaste_in_flight` |
+/// | [`oldest_lag`](Metrics::oldest_lag) | gauge | `posthaste_oldest_lag_seconds` |
+/// | [`latency`](Metrics::latency) | histogram | `posthaste_latency_seconds{path}` |
+/// | [`listener_duration`](Metrics::listener_duration) | histogram | `posthaste_listener_duration_seconds` |
+/// | [`settle_batch`](Metrics::settle_batch) | histogram | `posthaste_settle_batch_size` |
+/// | [`claim_batch`](Metrics::claim_batch) | histogram | `posthaste_claim_batch_size` |
+#[expect(unused_variables, reason = "the empty bodies use nothing, and the names document the arguments")]
+pub trait Metrics: Send + Sync + 'static {
+    /// Events entered the hot queue.
+    fn hot_enqueued(&self, count: u64) {}
+    /// Events found the hot queue full and were left to the poller.
+    fn hot_dropped(&self, count: u64) {}
+    /// Events entered the cold queue.
+    fn cold_enqueued(&self, count: u64) {}
+    /// Events were delivered and are DONE.
+    fn delivered(&self, count: u64) {}
+    /// Deliveries failed and will be tried again.
+    fn failed(&self, count: u64) {}
+    /// Deliveries were put off by their listener.
+    fn deferred(&self, count: u64) {}
+    /// Events became DEAD.
+    fn dead(&self, count: u64) {}
+    /// Events were given back untried.
+    fn released(&self, count: u64) {}
+    /// Outcomes were refused because the lease was lost.
+    fn lease_lost(&self, count: u64) {}
+    /// A poll failed.
+    fn poll_failed(&self) {}
+    /// A settlement statement failed; it is tried again.
+    fn settle_failed(&self) {}
+    /// How many events wait in the two queues.
+    fn queue_depths(&self, hot: usize, cold: usize) {}
+    /// How many events are queued, with a listener, or waiting for their settlement.
+    fn in_flight(&self, count: usize) {}
+    /// For how long the oldest available event has waited; zero when none does. Not told when a poll failed.
+    fn oldest_lag(&self, lag: Duration) {}
+    /// From the commit (hot) or from becoming available (cold) to the start of the listener.
+    fn latency(&self, path: Path, latency: Duration) {}
+    /// How long a listener took for one call.
+    fn listener_duration(&self, duration: Duration) {}
+    /// How many outcomes one settlement wrote.
+    fn settle_batch(&self, size: usize) {}
+    /// How many rows one claim gave.
+    fn claim_batch(&self, size: usize) {}
+}
+
+/// Reports to nobody.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoMetrics;
+
+impl Metrics for NoMetrics {}
+
+#[cfg(feature = "metrics")]
+pub use facade::FacadeMetrics;
+
+#[cfg(feature = "metrics")]
+mod facade {
+    use std::time::Duration;
+
+    use metrics::{counter, gauge, histogram};
+
+    use super::Metrics;
+    use crate::listener::Path;
+
+    /// Reports to whatever recorder is installed for the `metrics` facade.
+    #[derive(Clone, Copy, Debug, Default)]
+    pub struct FacadeMetrics;
+
+    fn path_label(path: Path) -> &'static str {
+        match path {
+            Path::Hot => "hot",
+            Path::Cold => "cold",
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "gauges and histograms take floats")]
+    impl Metrics for FacadeMetrics {
+        fn hot_enqueued(&self, count: u64) {
+            counter!("posthaste_hot_enqueued_total").increment(count);
+        }
+
+        fn hot_dropped(&self, count: u64) {
+            counter!("posthaste_hot_dropped_total").increment(count);
+        }
+
+        fn cold_enqueued(&self, count: u64) {
+            counter!("posthaste_cold_enqueued_total").increment(count);
+        }
+
+        fn delivered(&self, count: u64) {
+            counter!("posthaste_delivered_total").increment(count);
+        }
+
+        fn failed(&self, count: u64) {
+            counter!("posthaste_failed_total").increment(count);
+        }
+
+        fn deferred(&self, count: u64) {
+            counter!("posthaste_deferred_total").increment(count);
+        }
+
+        fn dead(&self, count: u64) {
+            counter!("posthaste_dead_total").increment(count);
+        }
+
+        fn released(&self, count: u64) {
+            counter!("posthaste_released_total").increment(count);
+        }
+
+        fn lease_lost(&self, count: u64) {
+            counter!("posthaste_lease_lost_total").increment(count);
+        }
+
+        fn poll_failed(&self) {
+            counter!("posthaste_poll_failed_total").increment(1);
+        }
+
+        fn settle_failed(&self) {
+            counter!("posthaste_settle_failed_total").increment(1);
+        }
+
+        fn queue_depths(&self, hot: usize, cold: usize) {
+            gauge!("posthaste_queue_depth", "path" => "hot").set(hot as f64);
+            gauge!("posthaste_queue_depth", "path" => "cold").set(cold as f64);
+        }
+
+        fn in_flight(&self, count: usize) {
+            gauge!("posthaste_in_flight").set(count as f64);
+        }
+
+        fn oldest_lag(&self, lag: Duration) {
+            gauge!("posthaste_oldest_lag_seconds").set(lag.as_secs_f64());
+        }
+
+        fn latency(&self, path: Path, latency: Duration) {
+            histogram!("posthaste_latency_seconds", "path" => path_label(path)).record(latency.as_secs_f64());
+        }
+
+        fn listener_duration(&self, duration: Duration) {
+            histogram!("posthaste_listener_duration_seconds").record(duration.as_secs_f64());
+        }
+
+        fn settle_batch(&self, size: usize) {
+            histogram!("posthaste_settle_batch_size").record(size as f64);
+        }
+
+        fn claim_batch(&self, size: usize) {
+            histogram!("posthaste_claim_batch_size").record(size as f64);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Every setting of an outbox, in one struct that code, TOML and the environment fill.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::fmt::serde::unsigned_duration::friendly::compact;
+use serde::{Deserialize, Serialize};
+
+use crate::event::EventId;
+use crate::retry::RetryPolicy;
+
+/// Every setting of an outbox. The defaults are meant to be fast and safe; change what you have measured.
+///
+/// Lengths of time are written as `5s`, `200ms` or `5m` in files and in the environment.
+///
+/// ```
+/// use std::time::Duration;
+/// use posthaste_core::Options;
+///
+/// let options = Options { workers: 8, ..Options::default() };
+/// let from_toml: Options = toml::from_str("workers = 8\npoll_interval = '500ms'")?;
+/// let from_env = options.with_env("POSTHASTE_", [("POSTHASTE_WORKERS".into(), "16".into())])?;
+/// assert_eq!((from_toml.poll_interval, from_env.workers), (Duration::from_millis(500), 16));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// A name for this process in the leases it holds, for people to read. Default: its process id. A random part is added
+    /// at every start, so that no two processes ever hold the same lease.
+    pub owner: Option<String>,
+    /// How many listeners run at once, at most. Default 4.
+    pub workers: usize,
+    /// How many events wait in memory on the hot path; what does not fit is left to the poller. Default 1000.
+    pub hot_queue: usize,
+    /// How many claimed events wait in memory. Default 1000.
+    pub cold_queue: usize,
+    /// How long a listener may take for one event or batch, unless it says otherwise. Default 60 s: a listener that
+    /// hangs for ever would take its worker with it.
+    #[serde(with = "compact::required")]
+    pub listener_time_limit: Duration,
+    /// How often an idle table is looked at. Default 5 s. A backlog is not waited for, and retries, delayed events and
+    /// writes of this process wake the poller by themselves.
+    #[serde(with = "compact::required")]
+    pub poll_interval: Duration,
+    /// How many rows the first claim of a backlog takes; each full claim doubles it, up to the free room in the cold
+    /// queue. Default 50.
+    pub poll_batch: usize,
+    /// How old a row must be before it is claimed. Default 0: rows of other processes' hot paths are leased from birth,
+    /// so there is nothing to wait for.
+    #[serde(with = "compact::required")]
+    pub poll_skip_recent: Duration,
+    /// How long after its last renewal a lease has run out. Default 5 min. Leases are renewed while listeners run, so
+    /// this is how long the events of a process that died wait for another. Every process on one table needs the same.
+    #[serde(with = "compact::required")]
+    pub lease: Duration,
+    /// The delay after the first failure. Default 200 ms.
+    #[serde(with = "compact::required")]
+    pub retry_base: Duration,
+    /// The longest delay between attempts. Default 60 s.
+    #[serde(with = "compact::required")]
+    pub retry_max: Duration,
+    /// At which failure an event is DEAD. Default 10.
+    pub retry_attempts: u32,
+    /// How many outcomes one statement writes back, at most. Default 500: beyond that a statement does not get cheaper
+    /// per row.
+    pub settle_batch: usize,
+    /// How long the outcome of a hot event waits for others to share its statement. Default 5 ms. Costs no latency of
+    /// delivery: the listener has run.
+    #[serde(with = "compact::required")]
+    pub settle_linger: Duration,
+    /// How long a shutdown may take before what was not started is released. Default 5 s.
+    #[serde(with = "compact::required")]
+    pub shutdown_deadline: Duration,
+    /// After how long an event in hand may be started again by this process. Default: never. Meant for listeners that
+    /// hang without a time limit.
+    #[serde(with = "compact::optional")]
+    pub in_flight_ttl: Option<Duration>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            owner: None,
+            workers: 4,
+            hot_queue: 1000,
+            cold_queue: 1000,
+            listener_time_limit: Duration::from_secs(60),
+            poll_interval: Duration::from_secs(5),
+            poll_batch: 50,
+            poll_skip_recent: Duration::ZERO,
+            lease: Duration::from_secs(300),
+            retry_base: RetryPolicy::BASE,
+            retry_max: RetryPolicy::MAX,
+            retry_attempts: RetryPolicy::ATTEMPTS,
+            settle_batch: 500,
+            settle_linger: Duration::from_millis(5),
+            shutdown_deadline: Duration::from_secs(5),
+            in_flight_ttl: None,
+        }
+    }
+}
+
+/// Which option is wrong, and what would be right.
+#[derive(Debug, thiserror::Error)]
+#[error("option {option} is {value}: {reason}")]
+pub struct Error {
+    option: String,
+    value: String,
+    reason: String,
+}
+
+impl Error {
+    fn new(option: &str, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
+        Self { option: option.to_owned(), value: format!("{value}"), reason: format!("{reason}") }
+    }
+
+    /// The name of the option.
+    pub fn option(&self) -> &str {
+        &self.option
+    }
+}
+
+/// The longest owner: its leases get a number behind it and must fit their column.
+const LONGEST_OWNER: usize = 100;
+
+impl Options {
+    /// These options with what the variables say, such as `POSTHASTE_WORKERS=8` for the prefix `POSTHASTE_`.
+    ///
+    /// Give it `std::env::vars()`. Variables with another prefix are not looked at.
+    ///
+    /// # Errors
+    /// Names the variable that is unknown or whose value does not fit.
+    pub fn with_env(&self, prefix: &str, vars: impl IntoIterator<Item = (String, String)>) -> Result<Self, Error> {
+        let mut options = self.clone();
+        for (name, text) in vars {
+            let Some(option) = name.strip_prefix(prefix) else { continue };
+            options = options
+                .with_text(&option.to_ascii_lowercase(), &text)
+                .map_err(|error| Error { option: name, ..error })?;
+        }
+        Ok(options)
+    }
+
+    fn with_text(&self, option: &str, text: &str) -> Result<Self, Error> {
+        let mut all = serde_json::to_value(self).expect("options are plain data");
+        let fields = all.as_object_mut().expect("options are a struct");
+        let Some(field) = fields.get_mut(option) else {
+            let known = fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            return Err(Error::new(option, text, format!("unknown; the options are {known}")));
+        };
+        // What is a number by default is read as one; everything else is text to serde.
+        *field = match field {
+            serde_json::Value::Number(_) => {
+                let number = text.trim().parse::<u64>().map_err(|_| Error::new(option, text, "not a whole number"))?;
+                number.into()
+            }
+            _ => text.into(),
+        };
+        serde_json::from_value(all).map_err(|error| Error::new(option, text, error))
+    }
+
+    /// Checks that the settings make sense, each and together.
+    ///
+    /// # Errors
+    /// Names the option that does not.
+    pub fn check(&self) -> Result<(), Error> {
+        for (option, value) in [
+            ("workers", self.workers),
+            ("hot_queue", self.hot_queue),
+            ("cold_queue", self.cold_queue),
+            ("poll_batch", self.poll_batch),
+            ("settle_batch", self.settle_batch),
+        ] {
+            if value == 0 {
+                return Err(Error::new(option, value, "must be at least 1"));
+            }
+        }
+        for (option, value) in [
+            ("poll_interval", self.poll_interval),
+            ("lease", self.lease),
+            ("listener_time_limit", self.listener_time_limit),
+        ] {
+            if value < Duration::from_millis(1) {
+                return Err(Error::new(option, format!("{value:?}"), "must be at least 1ms"));
+            }
+        }
+        if self.retry_attempts == 0 {
+            return Err(Error::new("retry_attempts", 0, "must be at least 1; 1 means no second attempt"));
+        }
+        if self.retry_max < self.retry_base {
+            let reason = format!("must not be shorter than retry_base, {:?}", self.retry_base);
+            return Err(Error::new("retry_max", format!("{:?}", self.retry_max), reason));
+        }
+        if self.settle_linger * 2 > self.lease {
+            let reason = format!("must be shorter than half the lease, {:?}", self.lease);
+            return Err(Error::new("settle_linger", format!("{:?}", self.settle_linger), reason));
+        }
+        if let Some(owner) = &self.owner
+            && (owner.is_empty() || owner.chars().count() > LONGEST_OWNER || owner.contains('\0'))
+        {
+            let reason = format!("must have 1 to {LONGEST_OWNER} characters, none of them NUL");
+            return Err(Error::new("owner", format!("{owner:?}"), reason));
+        }
+        Ok(())
+    }
+
+    /// The retry policy of listeners that have none of their own.
+    pub fn retry_policy(&self) -> RetryPolicy {
+        RetryPolicy::exponential(self.retry_base, self.retry_max).max_attempts(self.retry_attempts)
+    }
+
+    /// An owner of leases that nobody else has: the name with a random part.
+    pub fn new_owner(&self) -> String {
+        let name = self.owner.clone().unwrap_or_else(|| std::process::id().to_string());
+        let ulid = EventId::generate();
+        // The random part of a ULID is its last sixteen characters.
+        format!("{name}-{}", &ulid.as_str()[10..])
+    }
+}

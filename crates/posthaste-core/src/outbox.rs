@@ -1,0 +1,204 @@
+//! The outbox as most programs use it: one object that writes, delivers and shuts down.
+
+mod after;
+mod builder;
+mod receipt;
+mod transaction;
+
+use std::sync::Arc;
+
+use tokio_util::task::TaskTracker;
+
+use crate::dispatcher::{Closed, Dispatcher};
+use crate::event::{self, EventId, IntoEvent};
+use crate::finish::finish;
+use crate::poller::Source;
+use crate::store::{self, AdminStore, NewRow, Store, WriteStore};
+
+use after::AfterWrite;
+pub use builder::{OutboxBuilder, Scenario, StartError};
+pub use receipt::Receipt;
+pub use transaction::Transaction;
+
+/// A transactional outbox: events written with your business change, delivered at least once after its commit.
+///
+/// ```
+/// use posthaste_core::{Delivery, Event, MemoryStore, Outbox};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let outbox = Outbox::builder(MemoryStore::new())
+///     .listen("Order", "OrderPlaced", |event: Delivery| async move { println!("delivering {}", event.id()) })
+///     .start()
+///     .await?;
+///
+/// let mut tx = outbox.begin().await?;
+/// tx.write(Event::builder("OrderPlaced").aggregate("Order", 42).json_text(r#"{"total":"19.90"}"#)).await?;
+/// tx.commit().await?; // delivered from here on
+///
+/// outbox.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Cheap to clone; clones share everything. When the last one is dropped without [`shutdown`](Self::shutdown) the
+/// deliveries end where they are: nothing is lost, but what was in hand waits until its leases run out.
+pub struct Outbox<S: WriteStore>(Arc<Inner<S>>);
+
+struct Inner<S: WriteStore> {
+    store: S,
+    after: Arc<AfterWrite>,
+    relay: Option<Relay>,
+    tasks: TaskTracker,
+}
+
+/// The half of an outbox that delivers. A writer-only outbox has none.
+struct Relay {
+    dispatcher: Arc<Dispatcher>,
+    source: Box<dyn Source>,
+}
+
+/// Why events could not be written. The transaction is yours to roll back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The event could not be built.
+    #[error("the event could not be built")]
+    Event(#[from] event::Error),
+    /// The database did not take it.
+    #[error("the event could not be stored")]
+    Store(#[from] store::Error),
+}
+
+impl<S: WriteStore> Clone for Outbox<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<S: Store> Outbox<S> {
+    /// Starts to build an outbox for a table that any number of processes may share. The same as
+    /// [`many_nodes`](Self::many_nodes).
+    pub fn builder(store: S) -> OutboxBuilder<S> {
+        Self::many_nodes(store)
+    }
+
+    /// For any number of processes on one table. The events of a process that dies are delivered by the others once its
+    /// leases have run out.
+    pub fn many_nodes(store: S) -> OutboxBuilder<S> {
+        OutboxBuilder::new(store, Scenario::ManyNodes)
+    }
+
+    /// For a process that is alone on its table. When it starts it takes over at once what its predecessor left behind,
+    /// instead of waiting for leases to run out. Two of them by mistake deliver twice, but lose nothing.
+    pub fn single_node(store: S) -> OutboxBuilder<S> {
+        OutboxBuilder::new(store, Scenario::SingleNode)
+    }
+
+    /// For a process that only writes, while another one, or the database's log, delivers.
+    pub fn writer_only(store: S) -> OutboxBuilder<S> {
+        OutboxBuilder::new(store, Scenario::WriterOnly)
+    }
+
+    /// What an operator needs: to count, find, list, redrive and purge.
+    pub fn admin(&self) -> &dyn AdminStore {
+        &self.0.store
+    }
+}
+
+impl<S: WriteStore> Outbox<S> {
+    /// The store below.
+    pub fn store(&self) -> &S {
+        &self.0.store
+    }
+
+    /// Begins a transaction in which your own statements and events go together. Use it as your connection.
+    ///
+    /// # Errors
+    /// When the database cannot be reached or is busy for too long.
+    ///
+    /// # Cancellation
+    /// Safe: a transaction that was begun and that nobody waits for any more is rolled back.
+    pub async fn begin(&self) -> Result<Transaction<S>, store::Error> {
+        let inner = Arc::clone(&self.0);
+        let own = finish(&self.0.tasks, async move { inner.store.begin().await }).await?;
+        Ok(Transaction::new(self.clone(), own))
+    }
+
+    /// Writes an event in a transaction that is yours. Call [`Receipt::dispatch`] after its commit; without it the
+    /// poller delivers the event, a little later.
+    ///
+    /// # Errors
+    /// When the event is not acceptable or the database does not take it.
+    ///
+    /// # Cancellation
+    /// Whether the event was inserted is then open; roll the transaction back.
+    pub async fn write(&self, tx: &mut S::Tx<'_>, event: impl IntoEvent + Send) -> Result<Receipt, WriteError> {
+        self.write_all(tx, [event]).await
+    }
+
+    /// Writes several events in a transaction that is yours, in few statements. Otherwise like [`write`](Self::write).
+    ///
+    /// # Errors
+    /// When an event is not acceptable or the database does not take them.
+    pub async fn write_all<E: IntoEvent>(
+        &self,
+        tx: &mut S::Tx<'_>,
+        events: impl IntoIterator<Item = E>,
+    ) -> Result<Receipt, WriteError> {
+        let rows = self.0.after.prepare(collect(events)?);
+        let mut receipt = Receipt::new(Arc::clone(&self.0.after), rows);
+        match self.0.store.insert(tx, receipt.rows()).await {
+            Ok(()) => Ok(receipt),
+            Err(error) => {
+                receipt.never_written();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Asks the poller to look at the table now. For events that somebody else inserted.
+    pub fn wake(&self) {
+        if let Some(relay) = &self.0.relay {
+            relay.dispatcher.poller_wake().now();
+        }
+    }
+
+    /// How many events are queued, with a listener, or waiting for their settlement.
+    pub fn in_flight(&self) -> usize {
+        self.0.relay.as_ref().map_or(0, |relay| relay.dispatcher.in_flight())
+    }
+
+    /// Ends the deliveries in order: stops claiming, drains what is in memory, settles, and releases what the deadline
+    /// cut off. Writing still works afterwards; its events are left to others. Calling it again waits for the one end.
+    pub async fn shutdown(&self) -> Closed {
+        let Some(relay) = &self.0.relay else { return Closed::default() };
+        relay.source.close().await;
+        let closed = relay.dispatcher.close().await;
+        self.0.tasks.close();
+        closed
+    }
+
+    /// Like [`shutdown`](Self::shutdown), but gives back at once what has not ended by itself.
+    pub async fn shutdown_now(&self) -> Closed {
+        let Some(relay) = &self.0.relay else { return Closed::default() };
+        relay.source.stop();
+        relay.dispatcher.close_now().await
+    }
+}
+
+impl<S: WriteStore> Drop for Inner<S> {
+    fn drop(&mut self) {
+        if let Some(relay) = &self.relay {
+            relay.source.stop();
+        }
+    }
+}
+
+fn collect<E: IntoEvent>(events: impl IntoIterator<Item = E>) -> Result<Vec<NewRow>, event::Error> {
+    events.into_iter().map(|event| event.into_event().map(NewRow::new)).collect()
+}
+
+fn ids(rows: &[NewRow]) -> Vec<EventId> {
+    rows.iter().map(|row| row.event.id().clone()).collect()
+}

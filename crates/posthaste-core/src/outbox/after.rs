@@ -1,0 +1,70 @@
+//! What follows a write, once its transaction has ended: the same for our transactions and for receipts.
+
+use std::sync::Arc;
+
+use tokio_util::task::TaskTracker;
+
+use crate::dispatcher::{Dispatcher, HotPath};
+use crate::hook::{Ending, Hooks, WriteHook};
+use crate::store::NewRow;
+
+/// The hooks around a write, the hot path being one of them.
+pub(super) struct AfterWrite {
+    hooks: Hooks,
+    /// Last before the write, so that it leases what the others left; first after the commit, because it is waited for.
+    hot: Option<(Arc<HotPath>, Arc<Dispatcher>)>,
+    tasks: TaskTracker,
+}
+
+impl AfterWrite {
+    pub(super) fn new(hooks: Hooks, dispatcher: Option<Arc<Dispatcher>>, tasks: TaskTracker) -> Self {
+        let hot = dispatcher.map(|dispatcher| (Arc::clone(dispatcher.hot()), dispatcher));
+        Self { hooks, hot, tasks }
+    }
+
+    /// What is to be inserted, after the hooks have had their say.
+    pub(super) fn prepare(&self, rows: Vec<NewRow>) -> Vec<NewRow> {
+        let mut rows = self.hooks.before_write(rows);
+        if let Some((hot, _)) = &self.hot {
+            hot.before_write(&mut rows).expect("the hot path does not fail");
+        }
+        rows
+    }
+
+    /// The insert was refused: nothing of these rows is in the transaction.
+    pub(super) fn never_written(&self, rows: &[NewRow]) {
+        if let Some((hot, _)) = &self.hot {
+            hot.cancel(rows);
+        }
+    }
+
+    /// The insert was cut off: if the transaction commits, these rows may be in it.
+    pub(super) fn cut_off(&self, rows: &[NewRow]) {
+        if let Some((hot, _)) = &self.hot {
+            hot.after_unknown(rows).expect("the hot path does not fail");
+        }
+    }
+
+    /// The transaction has ended.
+    pub(super) fn ended(&self, ending: Ending, rows: &[NewRow]) {
+        if let Some((hot, dispatcher)) = &self.hot {
+            let told = match ending {
+                Ending::Committed => hot.after_commit(rows),
+                Ending::RolledBack => hot.after_rollback(rows),
+                Ending::Unknown => hot.after_unknown(rows),
+            };
+            told.expect("the hot path does not fail");
+            if hot.is_closed() && ending != Ending::RolledBack {
+                self.give_back_after_close(Arc::clone(dispatcher));
+            }
+        }
+        self.hooks.after(ending, rows);
+    }
+
+    /// The keeper of leases has gone with the dispatcher, so what was leased is given back from here.
+    fn give_back_after_close(&self, dispatcher: Arc<Dispatcher>) {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            self.tasks.spawn_on(async move { dispatcher.give_back().await }, &runtime);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The builder of an outbox.
+
+use std::sync::Arc;
+
+use tokio_util::task::TaskTracker;
+
+use super::after::AfterWrite;
+use super::{Inner, Outbox, Relay};
+use crate::dispatcher::Dispatcher;
+use crate::event::{AggregateType, EventType};
+use crate::hook::{Hooks, WriteHook};
+use crate::interceptor::{AnyInterceptor, Interceptor};
+use crate::listener::AnyListener;
+use crate::metrics::{Metrics, NoMetrics};
+use crate::options::{self, Options};
+use crate::poller::{Poller, Source};
+use crate::registry::{self, Registry};
+use crate::retry::Jitter;
+use crate::store::{self, RelayStore, Store};
+
+/// How an outbox shares its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scenario {
+    /// Alone: takes over at its start what its predecessor had leased.
+    SingleNode,
+    /// With any number of others.
+    ManyNodes,
+    /// Writes only; others deliver.
+    WriterOnly,
+}
+
+/// Why an outbox could not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// An option is wrong.
+    #[error(transparent)]
+    Options(#[from] options::Error),
+    /// A listener could not be registered.
+    #[error(transparent)]
+    Registry(#[from] registry::Error),
+    /// Nobody listens.
+    #[error(
+        "no listener is registered, so every event would be dead as unroutable; register one with listen or listen_all, \
+         or use Outbox::writer_only if another process delivers"
+    )]
+    NoListener,
+    /// The database could not be asked.
+    #[error("the outbox could not take over what its predecessor left")]
+    Store(#[from] store::Error),
+}
+
+/// Builds an [`Outbox`]: listeners, hooks, options. Ends with [`start`](Self::start).
+#[must_use = "a builder does nothing until it is started"]
+pub struct OutboxBuilder<S> {
+    store: S,
+    scenario: Scenario,
+    registry: Result<Registry, registry::Error>,
+    interceptors: Vec<Arc<dyn AnyInterceptor>>,
+    hooks: Hooks,
+    options: Options,
+    metrics: Arc<dyn Metrics>,
+    jitter: Jitter,
+}
+
+impl<S: Store> OutboxBuilder<S> {
+    pub(super) fn new(store: S, scenario: Scenario) -> Self {
+        Self {
+            store,
+            scenario,
+            registry: Ok(Registry::new()),
+            interceptors: Vec::new(),
+            hooks: Hooks::default(),
+            options: Options::default(),
+            metrics: Arc::new(NoMetrics),
+            jitter: Jitter::default(),
+        }
+    }
+
+    /// Registers the listener for one aggregate type and event type; `"*"` stands for any. A pair has one listener: for
+    /// several, use a [`FanOut`](crate::listener::FanOut).
+    pub fn listen(
+        mut self,
+        aggregate_type: impl AggregateType,
+        event_type: impl EventType,
+        listener: impl Into<AnyListener>,
+    ) -> Self {
+        self.registry = self.registry.and_then(|mut registry| {
+            registry.register(aggregate_type, event_type, listener)?;
+            Ok(registry)
+        });
+        self
+    }
+
+    /// Registers the listener for every event that no other listener gets.
+    pub fn listen_all(self, listener: impl Into<AnyListener>) -> Self {
+        self.listen(registry::ANY, registry::ANY, listener)
+    }
+
+    /// Adds what runs around every delivery, inside of what was added before.
+    pub fn interceptor(mut self, interceptor: impl Interceptor) -> Self {
+        self.interceptors.push(Arc::new(interceptor));
+        self
+    }
+
+    /// Adds what takes part in every write.
+    pub fn hook(mut self, hook: impl WriteHook) -> Self {
+        self.hooks.push(Arc::new(hook));
+        self
+    }
+
+    /// Sets all options.
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Sets where to report.
+    pub fn metrics(mut self, metrics: impl Metrics) -> Self {
+        self.metrics = Arc::new(metrics);
+        self
+    }
+
+    /// Sets the randomness that spreads retries, so that a test can repeat it.
+    pub fn jitter(mut self, jitter: Jitter) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// Starts delivering, on the current tokio runtime.
+    ///
+    /// # Errors
+    /// When an option or a registration is wrong, when nobody listens, or when the database cannot be asked for what a
+    /// predecessor left.
+    pub async fn start(self) -> Result<Outbox<S>, StartError> {
+        let tasks = TaskTracker::new();
+        self.options.check()?;
+        let registry = self.registry?;
+        if self.scenario == Scenario::WriterOnly {
+            let after = Arc::new(AfterWrite::new(self.hooks, None, tasks.clone()));
+            return Ok(Outbox(Arc::new(Inner { store: self.store, after, relay: None, tasks })));
+        }
+        if registry.is_empty() {
+            return Err(StartError::NoListener);
+        }
+        let store: Arc<dyn RelayStore> = Arc::new(self.store.clone());
+        if self.scenario == Scenario::SingleNode {
+            let released = store.release_all().await?;
+            if released > 0 {
+                tracing::info!(released, "taken over what a predecessor had leased");
+            }
+        }
+        let owner = self.options.new_owner();
+        let dispatcher = Dispatcher::builder(Arc::clone(&store), registry)
+            .options(self.options.clone())
+            .owner(owner.clone())
+            .interceptors(self.interceptors)
+            .metrics(Arc::clone(&self.metrics))
+            .jitter(self.jitter.clone())
+            .start()?;
+        let dispatcher = Arc::new(dispatcher);
+        let poller = Poller::builder(store, Arc::clone(&dispatcher) as Arc<_>)
+            .options(self.options)
+            .owner(owner)
+            .metrics(self.metrics)
+            .jitter(self.jitter)
+            .wake(dispatcher.poller_wake())
+            .build();
+        poller.start();
+        let after = Arc::new(AfterWrite::new(self.hooks, Some(Arc::clone(&dispatcher)), tasks.clone()));
+        let relay = Some(Relay { dispatcher, source: Box::new(poller) });
+        Ok(Outbox(Arc::new(Inner { store: self.store, after, relay, tasks })))
+    }
+}

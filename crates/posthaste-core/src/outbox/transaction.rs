@@ -1,0 +1,146 @@
+//! A transaction begun by the outbox.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use super::after::AfterWrite;
+use super::{Outbox, WriteError, collect, ids};
+use crate::event::{EventId, IntoEvent};
+use crate::finish::finish;
+use crate::hook::Ending;
+use crate::store::{self, CommitError, NewRow, WriteStore};
+
+/// A transaction in which your own statements and events go together.
+///
+/// Dereferences to the store's connection, so it is used like one. Dropping it rolls back.
+pub struct Transaction<S: WriteStore> {
+    outbox: Outbox<S>,
+    /// Nothing after the end.
+    own: Option<S::OwnTx>,
+    written: Vec<NewRow>,
+}
+
+impl<S: WriteStore> Transaction<S> {
+    pub(super) fn new(outbox: Outbox<S>, own: S::OwnTx) -> Self {
+        Self { outbox, own: Some(own), written: Vec::new() }
+    }
+
+    /// Writes an event. Gives its id, unless a hook took the event away.
+    ///
+    /// # Errors
+    /// When the event is not acceptable or the database does not take it. Whether the transaction can go on then
+    /// depends on the database.
+    ///
+    /// # Cancellation
+    /// Whether the event was inserted is then open; if the transaction commits with it, the poller delivers it.
+    pub async fn write(&mut self, event: impl IntoEvent + Send) -> Result<Option<EventId>, WriteError> {
+        Ok(self.write_all([event]).await?.pop())
+    }
+
+    /// Writes several events, in few statements. Gives the ids of those that were written, in their order.
+    ///
+    /// # Errors
+    /// When an event is not acceptable or the database does not take them; none of them is written then.
+    pub async fn write_all<E: IntoEvent>(
+        &mut self,
+        events: impl IntoIterator<Item = E>,
+    ) -> Result<Vec<EventId>, WriteError> {
+        let rows = self.outbox.0.after.prepare(collect(events)?);
+        let mut insert = Insert { after: Arc::clone(&self.outbox.0.after), rows, ended: false };
+        let inserted = self.outbox.0.store.insert(connection(&mut self.own), &insert.rows).await;
+        insert.ended = true;
+        let rows = std::mem::take(&mut insert.rows);
+        match inserted {
+            Ok(()) => {
+                let ids = ids(&rows);
+                self.written.extend(rows);
+                Ok(ids)
+            }
+            Err(error) => {
+                self.outbox.0.after.never_written(&rows);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Commits. Its events are delivered from here on.
+    ///
+    /// # Errors
+    /// Says whether it is certain that nothing was committed. When it is not, and it was, its events are delivered.
+    ///
+    /// # Cancellation
+    /// Safe: a commit that was begun goes on to its end, and so does what follows it.
+    pub async fn commit(mut self) -> Result<(), CommitError> {
+        let own = self.own.take().expect("a transaction ends once");
+        let rows = std::mem::take(&mut self.written);
+        let inner = Arc::clone(&self.outbox.0);
+        let commit = async move {
+            let committed = inner.store.commit(own).await;
+            let ending = match &committed {
+                Ok(()) => Ending::Committed,
+                Err(CommitError::NotCommitted(_)) => Ending::RolledBack,
+                Err(CommitError::Unknown(_)) => Ending::Unknown,
+            };
+            inner.after.ended(ending, &rows);
+            committed
+        };
+        finish(&self.outbox.0.tasks, commit).await
+    }
+
+    /// Rolls back: neither your statements nor the events happened.
+    ///
+    /// # Errors
+    /// When the database did not confirm it; nothing is committed in any case.
+    pub async fn rollback(mut self) -> Result<(), store::Error> {
+        let own = self.own.take().expect("a transaction ends once");
+        let rows = std::mem::take(&mut self.written);
+        let inner = Arc::clone(&self.outbox.0);
+        let rollback = async move {
+            let result = inner.store.rollback(own).await;
+            inner.after.ended(Ending::RolledBack, &rows);
+            result
+        };
+        finish(&self.outbox.0.tasks, rollback).await
+    }
+}
+
+impl<S: WriteStore> Drop for Transaction<S> {
+    fn drop(&mut self) {
+        if self.own.take().is_some() {
+            self.outbox.0.after.ended(Ending::RolledBack, &self.written);
+        }
+    }
+}
+
+impl<S: WriteStore> Deref for Transaction<S> {
+    type Target = S::Connection;
+
+    fn deref(&self) -> &S::Connection {
+        self.own.as_ref().expect("a transaction ends by value")
+    }
+}
+
+impl<S: WriteStore> DerefMut for Transaction<S> {
+    fn deref_mut(&mut self) -> &mut S::Connection {
+        connection(&mut self.own)
+    }
+}
+
+fn connection<T: DerefMut>(own: &mut Option<T>) -> &mut T::Target {
+    own.as_mut().expect("a transaction ends by value")
+}
+
+/// An insert under way: dropped before its answer, its rows may or may not be in the transaction.
+struct Insert {
+    after: Arc<AfterWrite>,
+    rows: Vec<NewRow>,
+    ended: bool,
+}
+
+impl Drop for Insert {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.after.cut_off(&self.rows);
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Claims rows from the table and hands them on: the cold path.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, warn};
+
+use crate::metrics::{Metrics, NoMetrics};
+use crate::options::Options;
+use crate::retry::{Jitter, RetryPolicy};
+use crate::settle::chain;
+use crate::store::{self, Action, BoxFuture, Claim, ClaimedRow, Lease, Malformed, RelayStore, Settlement};
+use crate::wake::Wake;
+
+/// Receives claimed rows from a [`Poller`]. The [`Dispatcher`](crate::Dispatcher) is one.
+pub trait ClaimHandler: Send + Sync + 'static {
+    /// How many rows it would take now. The poller claims no more, and does not ask the database at all for none.
+    fn capacity(&self) -> usize;
+
+    /// Waits until it would take that many rows, or as many as it ever can. The poller does not wait longer than its
+    /// interval. Default: waits for ever, so that the interval decides.
+    fn room_for(&self, wanted: usize) -> BoxFuture<'_, ()> {
+        let _ = wanted;
+        Box::pin(std::future::pending())
+    }
+
+    /// Takes one row, and with it the duty to settle it under that lease. `leased_at` is a moment at which the lease had
+    /// not begun yet.
+    fn handle(&self, row: ClaimedRow, lease: &Lease, leased_at: Instant) -> Handled;
+}
+
+/// What a handler says of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handled {
+    /// It has it.
+    Accepted,
+    /// It does not want it, nor any more: this poll ends, and the rest is released.
+    Refused,
+}
+
+/// Where events come from that did not come hot: the poller today, a log of the database tomorrow.
+pub trait Source: Send + Sync + 'static {
+    /// Begins to feed its handler. Does nothing the second time.
+    fn start(&self);
+
+    /// Asks it to stop, without waiting.
+    fn stop(&self);
+
+    /// Stops feeding, within a bounded time. Does nothing the second time, or before a start.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// Claims rows that are due and hands them to a handler.
+///
+/// Polls at once when it starts, again at once after a full batch, with twice the batch, and otherwise when something
+/// wakes it: a write, a retry or a delay that is due, the interval. Errors are tried again with a growing, random delay.
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Poller(Arc<Inner>);
+
+struct Inner {
+    store: Arc<dyn RelayStore>,
+    handler: Arc<dyn ClaimHandler>,
+    options: Options,
+    owner: String,
+    metrics: Arc<dyn Metrics>,
+    jitter: Jitter,
+    wake: Wake,
+    next_lease: AtomicU64,
+    started: AtomicBool,
+    stop: CancellationToken,
+    task: Mutex<JoinSet<()>>,
+}
+
+/// Builds a [`Poller`].
+#[must_use = "a builder does nothing until it is built"]
+pub struct PollerBuilder(Inner);
+
+/// What one poll did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// Rows that were claimed.
+    pub claimed: usize,
+    /// Rows that the handler took.
+    pub accepted: usize,
+    /// Whether there may be more: the claim found as many rows as it asked for.
+    pub full: bool,
+    /// Whether the handler had no room, so that the database was not asked.
+    pub no_room: bool,
+}
+
+impl Poller {
+    /// Starts to build a poller that feeds this handler.
+    pub fn builder(store: Arc<dyn RelayStore>, handler: Arc<dyn ClaimHandler>) -> PollerBuilder {
+        let options = Options::default();
+        PollerBuilder(Inner {
+            store,
+            handler,
+            owner: options.new_owner(),
+            options,
+            metrics: Arc::new(NoMetrics),
+            jitter: Jitter::default(),
+            wake: Wake::new(),
+            next_lease: AtomicU64::new(1),
+            started: AtomicBool::new(false),
+            stop: CancellationToken::new(),
+            task: Mutex::default(),
+        })
+    }
+
+    /// The handle that wakes this poller.
+    pub fn wake(&self) -> Wake {
+        self.0.wake.clone()
+    }
+
+    /// Polls once, for at most `limit` rows. After the close it does nothing.
+    ///
+    /// # Errors
+    /// What the database said; nothing was claimed then, or its leases run out.
+    pub async fn poll(&self, limit: usize) -> Result<Polled, store::Error> {
+        self.0.poll(limit).await.map(|(polled, _)| polled)
+    }
+}
+
+impl Source for Poller {
+    fn start(&self) {
+        if self.0.stop.is_cancelled() || self.0.started.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let inner = Arc::clone(&self.0);
+        self.0.task.lock().unwrap_or_else(PoisonError::into_inner).spawn(async move { inner.run().await });
+    }
+
+    fn stop(&self) {
+        self.0.stop.cancel();
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.stop();
+            let mut task = std::mem::take(&mut *self.0.task.lock().unwrap_or_else(PoisonError::into_inner));
+            // A claim under way is let finish, so that its rows are released and not left to their leases.
+            let ended = tokio::time::timeout(self.0.options.shutdown_deadline, async {
+                while task.join_next().await.is_some() {}
+            });
+            if ended.await.is_err() {
+                task.shutdown().await;
+            }
+        })
+    }
+}
+
+impl Inner {
+    async fn run(&self) {
+        let mut batch = self.options.poll_batch;
+        let mut failures = 0;
+        while !self.stop.is_cancelled() {
+            self.wake.reset();
+            match self.poll(batch).await {
+                Ok((polled, next_in)) => {
+                    failures = 0;
+                    if polled.no_room {
+                        // There may be a backlog behind a full queue: wait for room that makes a claim worth its trip.
+                        self.wait_for_room(batch).await;
+                    } else if polled.full {
+                        batch = batch.saturating_mul(2);
+                        self.wait_for_room(batch).await;
+                    } else {
+                        batch = self.options.poll_batch;
+                        self.sleep(next_in.unwrap_or(Duration::MAX).min(self.options.poll_interval)).await;
+                    }
+                }
+                Err(reason) => {
+                    failures += 1;
+                    self.metrics.poll_failed();
+                    let delay = self.error_delay(failures);
+                    error!(error = %chain(&reason), ?delay, "poll failed, trying again");
+                    self.pause(delay).await;
+                }
+            }
+        }
+    }
+
+    /// Claims up to `limit` rows and hands them on. Also says when the next row is due, as far as is known.
+    async fn poll(&self, limit: usize) -> Result<(Polled, Option<Duration>), store::Error> {
+        let limit = limit.min(self.handler.capacity());
+        if self.stop.is_cancelled() {
+            return Ok((Polled::default(), None));
+        }
+        if limit == 0 {
+            return Ok((Polled { no_room: true, ..Polled::default() }, None));
+        }
+        let claim = Claim {
+            lease: Lease::new(&self.owner, self.next_lease.fetch_add(1, Ordering::Relaxed)),
+            lease_duration: self.options.lease,
+            limit,
+            skip_recent: self.options.poll_skip_recent,
+        };
+        let leased_at = Instant::now();
+        let claimed = self.store.claim(&claim).await?;
+        let count = claimed.rows.len() + claimed.malformed.len();
+        self.metrics.oldest_lag(claimed.rows.first().map_or(Duration::ZERO, |row| row.lag));
+        if count > 0 {
+            self.metrics.claim_batch(count);
+            debug!(rows = count, limit, "rows claimed");
+        }
+        self.bury(&claim.lease, claimed.malformed).await;
+        let accepted = self.hand_over(&claim.lease, leased_at, claimed.rows).await;
+        let polled = Polled { claimed: count, accepted, full: count >= limit, no_room: false };
+        Ok((polled, claimed.next_in))
+    }
+
+    /// Hands rows over until one is refused, and releases that one and the rest.
+    async fn hand_over(&self, lease: &Lease, leased_at: Instant, rows: Vec<ClaimedRow>) -> usize {
+        let mut refused = Vec::new();
+        let mut accepted = 0;
+        for row in rows {
+            let id = row.event.id().clone();
+            let open = refused.is_empty() && !self.stop.is_cancelled();
+            if open && self.handler.handle(row, lease, leased_at) == Handled::Accepted {
+                accepted += 1;
+            } else {
+                refused.push(Settlement { id, lease: lease.clone(), action: Action::Release });
+            }
+        }
+        if !refused.is_empty() {
+            match self.store.settle(&refused).await {
+                Ok(_) => self.metrics.released(refused.len() as u64),
+                Err(reason) => warn!(error = %chain(&reason), rows = refused.len(),
+                    "rows not released; they wait until their leases run out"),
+            }
+        }
+        accepted
+    }
+
+    /// Makes rows DEAD that are no events; the rest of the batch goes on.
+    async fn bury(&self, lease: &Lease, malformed: Vec<Malformed>) {
+        if malformed.is_empty() {
+            return;
+        }
+        let settlements: Vec<_> = malformed
+            .into_iter()
+            .map(|row| {
+                error!(event_id = %row.id, reason = row.reason, "row cannot be decoded");
+                let action = Action::Dead { error: format!("undecodable: {}", row.reason), counts: false };
+                Settlement { id: row.id, lease: lease.clone(), action }
+            })
+            .collect();
+        match self.store.settle(&settlements).await {
+            Ok(_) => self.metrics.dead(settlements.len() as u64),
+            Err(reason) => warn!(error = %chain(&reason), rows = settlements.len(),
+                "undecodable rows not settled; they are claimed again when their leases run out"),
+        }
+    }
+
+    /// Waits until the handler has room for a batch, but for half its room at most: the other half is worked on while
+    /// the next claim is under way.
+    async fn wait_for_room(&self, batch: usize) {
+        let wanted = batch.min(self.options.cold_queue.div_ceil(2)).max(1);
+        tokio::select! {
+            () = self.handler.room_for(wanted) => {}
+            () = tokio::time::sleep(self.options.poll_interval) => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+
+    async fn sleep(&self, length: Duration) {
+        tokio::select! {
+            () = self.wake.sleep_until(Instant::now() + length) => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+
+    /// Sleeps without listening for wake-ups: what fails is not to be tried at the rate of the writes.
+    async fn pause(&self, length: Duration) {
+        tokio::select! {
+            () = tokio::time::sleep(length) => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+
+    fn error_delay(&self, failures: u32) -> Duration {
+        let longest = self.options.poll_interval.max(Duration::from_millis(100));
+        RetryPolicy::exponential(Duration::from_millis(100), longest).delay(failures, &self.jitter)
+    }
+}
+
+impl PollerBuilder {
+    /// Sets all options.
+    pub fn options(mut self, options: Options) -> Self {
+        self.0.owner = options.new_owner();
+        self.0.options = options;
+        self
+    }
+
+    pub(crate) fn owner(mut self, owner: String) -> Self {
+        self.0.owner = owner;
+        self
+    }
+
+    /// Sets where to report.
+    pub fn metrics(mut self, metrics: Arc<dyn Metrics>) -> Self {
+        self.0.metrics = metrics;
+        self
+    }
+
+    /// Sets the randomness that spreads retries after errors.
+    pub fn jitter(mut self, jitter: Jitter) -> Self {
+        self.0.jitter = jitter;
+        self
+    }
+
+    /// Sets the handle that wakes this poller, shared with whoever has something for it.
+    pub fn wake(mut self, wake: Wake) -> Self {
+        self.0.wake = wake;
+        self
+    }
+
+    /// Makes the poller. It polls when it is asked, or once it is started by itself.
+    pub fn build(self) -> Poller {
+        Poller(Arc::new(self.0))
+    }
+}

@@ -1,0 +1,293 @@
+//! The two bounded queues in front of the workers.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::listener::Path;
+
+/// Turns in a round of draining; the last of them belongs to the cold queue, the others to the hot one.
+const TURNS: u8 = 3;
+
+/// A hot and a cold queue, both bounded, drained two to one by any number of workers.
+///
+/// One short lock guards both, so a worker sees them together: it takes from the queue whose turn it is, or from the
+/// other one if that has nothing, and sleeps only when both are empty. An idle queue cannot delay the other.
+pub(crate) struct Queues<T> {
+    state: Mutex<State<T>>,
+    hot_capacity: usize,
+    cold_capacity: usize,
+    /// Something to do: one permit, handed on by whoever leaves work behind.
+    work: Notify,
+    /// The cold queue has become shorter.
+    room: Notify,
+}
+
+struct State<T> {
+    hot: VecDeque<T>,
+    cold: VecDeque<T>,
+    /// Places in the hot queue that are promised to transactions not yet committed.
+    reserved: usize,
+    turn: u8,
+    closed: bool,
+}
+
+impl<T> State<T> {
+    fn next_path(&self) -> Option<Path> {
+        let preferred = if self.turn < TURNS - 1 { Path::Hot } else { Path::Cold };
+        match (preferred, self.hot.is_empty(), self.cold.is_empty()) {
+            (_, true, true) => None,
+            (Path::Hot, false, _) | (Path::Cold, false, true) => Some(Path::Hot),
+            (Path::Cold, _, false) | (Path::Hot, true, false) => Some(Path::Cold),
+        }
+    }
+
+    fn queue(&mut self, path: Path) -> &mut VecDeque<T> {
+        match path {
+            Path::Hot => &mut self.hot,
+            Path::Cold => &mut self.cold,
+        }
+    }
+
+    fn pop(&mut self, path: Path) -> Option<T> {
+        self.turn = (self.turn + 1) % TURNS;
+        self.queue(path).pop_front()
+    }
+}
+
+impl<T> Queues<T> {
+    pub(crate) fn new(hot_capacity: usize, cold_capacity: usize) -> Self {
+        Self {
+            state: Mutex::new(State {
+                hot: VecDeque::new(),
+                cold: VecDeque::new(),
+                reserved: 0,
+                turn: 0,
+                closed: false,
+            }),
+            hot_capacity,
+            cold_capacity,
+            work: Notify::new(),
+            room: Notify::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Promises up to `wanted` places in the hot queue, and says how many.
+    pub(crate) fn reserve_hot(&self, wanted: usize) -> usize {
+        let mut state = self.state();
+        if state.closed {
+            return 0;
+        }
+        let free = self.hot_capacity.saturating_sub(state.hot.len() + state.reserved);
+        let granted = wanted.min(free);
+        state.reserved += granted;
+        granted
+    }
+
+    /// Gives promised places back.
+    pub(crate) fn unreserve_hot(&self, count: usize) {
+        let mut state = self.state();
+        state.reserved = state.reserved.saturating_sub(count);
+    }
+
+    /// Fills promised places. Refuses them all when closed.
+    pub(crate) fn push_reserved(&self, items: Vec<T>) -> Result<(), Vec<T>> {
+        let count = items.len();
+        {
+            let mut state = self.state();
+            state.reserved = state.reserved.saturating_sub(count);
+            if state.closed {
+                return Err(items);
+            }
+            state.hot.extend(items);
+        }
+        if count > 0 {
+            self.work.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Adds to the cold queue, unless it is full or closed.
+    pub(crate) fn push_cold(&self, item: T) -> Result<(), T> {
+        {
+            let mut state = self.state();
+            if state.closed || state.cold.len() >= self.cold_capacity {
+                return Err(item);
+            }
+            state.cold.push_back(item);
+        }
+        self.work.notify_one();
+        Ok(())
+    }
+
+    /// The next item; nothing once the queues are closed and empty.
+    pub(crate) async fn take(&self) -> Option<T> {
+        loop {
+            {
+                let mut state = self.state();
+                if let Some(path) = state.next_path() {
+                    let item = state.pop(path);
+                    self.taken(state, path);
+                    return item;
+                }
+                if state.closed {
+                    // The next worker has to hear it too.
+                    self.work.notify_one();
+                    return None;
+                }
+            }
+            self.work.notified().await;
+        }
+    }
+
+    /// The next item if there is one now and it is wanted; never waits, never skips one.
+    pub(crate) fn take_if(&self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
+        let mut state = self.state();
+        let path = state.next_path()?;
+        if !state.queue(path).front().is_some_and(wanted) {
+            return None;
+        }
+        let item = state.pop(path);
+        self.taken(state, path);
+        item
+    }
+
+    fn taken(&self, state: MutexGuard<'_, State<T>>, path: Path) {
+        let left = !state.hot.is_empty() || !state.cold.is_empty();
+        drop(state);
+        if left {
+            // A permit is held once, however often it was given; whoever takes one item wakes the next worker.
+            self.work.notify_one();
+        }
+        if path == Path::Cold {
+            self.room.notify_waiters();
+        }
+    }
+
+    /// How many items wait in each queue.
+    pub(crate) fn depths(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.hot.len(), state.cold.len())
+    }
+
+    /// How many items the cold queue would take now.
+    pub(crate) fn cold_room(&self) -> usize {
+        let state = self.state();
+        if state.closed { 0 } else { self.cold_capacity.saturating_sub(state.cold.len()) }
+    }
+
+    /// Waits until the cold queue would take that many items, or as many as it ever can.
+    pub(crate) async fn cold_room_for(&self, wanted: usize) {
+        let wanted = wanted.min(self.cold_capacity);
+        loop {
+            let shorter = self.room.notified();
+            tokio::pin!(shorter);
+            // Listen first, look second: what is taken in between is not missed.
+            shorter.as_mut().enable();
+            if self.cold_room() >= wanted || self.state().closed {
+                return;
+            }
+            shorter.await;
+        }
+    }
+
+    /// Refuses new items; those inside are still taken.
+    pub(crate) fn close(&self) {
+        self.state().closed = true;
+        self.work.notify_one();
+        self.room.notify_waiters();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state().closed
+    }
+
+    /// Takes everything out at once.
+    pub(crate) fn drain(&self) -> Vec<T> {
+        let mut state = self.state();
+        let hot = std::mem::take(&mut state.hot);
+        let cold = std::mem::take(&mut state.cold);
+        hot.into_iter().chain(cold).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(hot: usize, cold: usize) -> Queues<Path> {
+        let queues = Queues::new(hot, cold);
+        assert_eq!(queues.reserve_hot(hot), hot);
+        queues.push_reserved(vec![Path::Hot; hot]).unwrap();
+        for _ in 0..cold {
+            queues.push_cold(Path::Cold).unwrap();
+        }
+        queues
+    }
+
+    #[tokio::test]
+    async fn hot_gets_two_turns_of_three_while_both_have_work() {
+        let queues = filled(300, 300);
+        let mut hot = 0;
+        for _ in 0..300 {
+            if queues.take().await == Some(Path::Hot) {
+                hot += 1;
+            }
+        }
+        assert_eq!(hot, 200);
+    }
+
+    #[tokio::test]
+    async fn an_empty_queue_gives_its_turn_away() {
+        let queues = filled(0, 9);
+        for _ in 0..9 {
+            assert_eq!(queues.take().await, Some(Path::Cold));
+        }
+    }
+
+    #[test]
+    fn reserved_places_count_as_taken_until_they_are_given_back() {
+        let queues: Queues<u8> = Queues::new(3, 1);
+        assert_eq!(queues.reserve_hot(5), 3);
+        assert_eq!(queues.reserve_hot(1), 0);
+        queues.unreserve_hot(2);
+        assert_eq!(queues.reserve_hot(5), 2);
+    }
+
+    #[tokio::test]
+    async fn one_wake_up_reaches_every_idle_worker_while_work_is_left() {
+        let queues = std::sync::Arc::new(Queues::new(10, 10));
+        let workers: Vec<_> = (0..4)
+            .map(|_| {
+                let queues = std::sync::Arc::clone(&queues);
+                tokio::spawn(async move { queues.take().await })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        assert_eq!(queues.reserve_hot(4), 4);
+        queues.push_reserved(vec![1, 2, 3, 4]).unwrap();
+        let mut taken = Vec::new();
+        for worker in workers {
+            taken.push(worker.await.unwrap().unwrap());
+        }
+        taken.sort_unstable();
+        assert_eq!(taken, [1, 2, 3, 4]);
+    }
+
+    #[tokio::test]
+    async fn closing_refuses_new_items_and_ends_when_the_old_ones_are_taken() {
+        let queues = filled(1, 1);
+        queues.close();
+        assert_eq!(queues.push_cold(Path::Cold), Err(Path::Cold));
+        assert_eq!(queues.reserve_hot(1), 0);
+        assert!(queues.take().await.is_some());
+        assert!(queues.take().await.is_some());
+        assert_eq!(queues.take().await, None);
+        assert_eq!(queues.take().await, None);
+    }
+}

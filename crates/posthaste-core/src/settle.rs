@@ -1,0 +1,212 @@
+//! Gathers the outcomes of all workers and writes them back in batches.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, warn};
+
+use crate::dispatcher::Work;
+use crate::event::EventId;
+use crate::inflight::{InFlight, Token};
+use crate::listener::Path;
+use crate::metrics::Metrics;
+use crate::queue::Queues;
+use crate::retry::{Jitter, RetryPolicy};
+use crate::store::{Action, RelayStore, Settled, Settlement};
+use crate::wake::Wake;
+
+/// An outcome that a worker hands over.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    pub(crate) id: EventId,
+    pub(crate) token: Token,
+    pub(crate) path: Path,
+    pub(crate) action: Action,
+}
+
+/// Writes outcomes back, many in one statement, until every sender is gone.
+pub(crate) struct Settler {
+    pub(crate) store: Arc<dyn RelayStore>,
+    pub(crate) in_flight: Arc<InFlight>,
+    /// Whose depths are reported with every settlement.
+    pub(crate) queues: Arc<Queues<Work>>,
+    pub(crate) metrics: Arc<dyn Metrics>,
+    pub(crate) wake: Wake,
+    pub(crate) jitter: Jitter,
+    pub(crate) max_batch: usize,
+    pub(crate) linger: Duration,
+    /// How long outcomes are kept while the database does not take them: after that the leases are gone anyway.
+    pub(crate) patience: Duration,
+    /// No more lingering: the outbox is closing.
+    pub(crate) closing: CancellationToken,
+}
+
+impl Settler {
+    pub(crate) async fn run(self, mut verdicts: mpsc::Receiver<Verdict>) {
+        let mut batch = Vec::with_capacity(self.max_batch);
+        while self.gather(&mut verdicts, &mut batch).await {
+            self.write(std::mem::take(&mut batch)).await;
+            self.metrics.in_flight(self.in_flight.len());
+            let (hot, cold) = self.queues.depths();
+            self.metrics.queue_depths(hot, cold);
+        }
+    }
+
+    /// Waits for one outcome, then a little for more. False when there will be none.
+    async fn gather(&self, verdicts: &mut mpsc::Receiver<Verdict>, batch: &mut Vec<Verdict>) -> bool {
+        if verdicts.recv_many(batch, self.max_batch).await == 0 {
+            return false;
+        }
+        let deadline = Instant::now() + self.linger;
+        while batch.len() < self.max_batch && self.worth_waiting(batch) {
+            let room = self.max_batch - batch.len();
+            tokio::select! {
+                received = verdicts.recv_many(batch, room) => if received == 0 { break },
+                () = tokio::time::sleep_until(deadline) => break,
+                () = self.closing.cancelled() => break,
+            }
+        }
+        true
+    }
+
+    /// Nobody waits for the settlement of a hot event, so it lingers for company. Behind a cold one stands a backlog,
+    /// which goes on the sooner the sooner it is settled; there it pays to wait only for events already in hand.
+    fn worth_waiting(&self, batch: &[Verdict]) -> bool {
+        !self.closing.is_cancelled()
+            && (batch.iter().all(|verdict| verdict.path == Path::Hot) || self.in_flight.len() > batch.len())
+    }
+
+    /// Writes one batch, trying again while the database is away. The listener has succeeded or failed already: what
+    /// goes wrong here is not its failure.
+    async fn write(&self, batch: Vec<Verdict>) {
+        let started_at = Instant::now();
+        let mut failures = 0;
+        let backoff = RetryPolicy::exponential(Duration::from_millis(50), Duration::from_secs(5));
+        // Halves of a batch that was refused as a whole, until the row that is to blame is alone.
+        let mut parts = vec![batch];
+        while let Some(mut part) = parts.pop() {
+            match self.settle(&part).await {
+                Ok(()) => continue,
+                Err(error) if !error.is_transient() && part.len() > 1 => {
+                    warn!(error = %chain(&error), rows = part.len(), "settlement refused, trying its halves");
+                    let half = part.split_off(part.len() / 2);
+                    parts.push(half);
+                    parts.push(part);
+                    continue;
+                }
+                Err(error) => {
+                    self.metrics.settle_failed();
+                    failures += 1;
+                    let hopeless = !error.is_transient() && failures > 3;
+                    if hopeless || started_at.elapsed() >= self.patience {
+                        error!(error = %chain(&error), rows = part.len(),
+                            "settlement given up; the events will be delivered again when their leases run out");
+                        self.forget(&part);
+                        continue;
+                    }
+                    warn!(error = %chain(&error), rows = part.len(), "settlement failed, trying again");
+                }
+            }
+            tokio::time::sleep(backoff.delay(failures, &self.jitter)).await;
+            parts.push(part);
+        }
+    }
+
+    async fn settle(&self, batch: &[Verdict]) -> Result<(), crate::store::Error> {
+        let mut held = Vec::with_capacity(batch.len());
+        let mut settlements = Vec::with_capacity(batch.len());
+        for verdict in batch {
+            // The lease may have been taken anew since the worker began.
+            if let Some(lease) = self.in_flight.lease(&verdict.id, verdict.token) {
+                settlements.push(Settlement { id: verdict.id.clone(), lease, action: verdict.action.clone() });
+                held.push(verdict);
+            }
+        }
+        if settlements.is_empty() {
+            return Ok(());
+        }
+        let results = self.store.settle(&settlements).await?;
+        self.metrics.settle_batch(settlements.len());
+        let mut tally = Tally::default();
+        for (verdict, settled) in held.into_iter().zip(results) {
+            self.in_flight.release(&verdict.id, verdict.token);
+            match settled {
+                Settled::Applied => tally.count(&verdict.action, &self.wake),
+                Settled::Lost => {
+                    tally.lost += 1;
+                    debug!(event_id = %verdict.id, "lease lost before the settlement; the event is delivered again");
+                }
+            }
+        }
+        tally.report(&*self.metrics);
+        Ok(())
+    }
+
+    fn forget(&self, batch: &[Verdict]) {
+        for verdict in batch {
+            self.in_flight.release(&verdict.id, verdict.token);
+        }
+    }
+}
+
+/// An error and its causes in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+/// What one settlement did.
+#[derive(Default)]
+struct Tally {
+    done: u64,
+    failed: u64,
+    deferred: u64,
+    dead: u64,
+    released: u64,
+    lost: u64,
+}
+
+impl Tally {
+    fn count(&mut self, action: &Action, wake: &Wake) {
+        match action {
+            Action::Done => self.done += 1,
+            Action::Retry { delay, .. } => {
+                self.failed += 1;
+                wake.after(*delay);
+            }
+            Action::Defer { delay } => {
+                self.deferred += 1;
+                wake.after(*delay);
+            }
+            Action::Dead { .. } => self.dead += 1,
+            Action::Release => self.released += 1,
+        }
+    }
+
+    fn report(&self, metrics: &dyn Metrics) {
+        // A metric that says nothing happened is only noise.
+        let told = |count: u64, tell: &dyn Fn(u64)| {
+            if count > 0 {
+                tell(count);
+            }
+        };
+        told(self.done, &|count| metrics.delivered(count));
+        told(self.failed, &|count| metrics.failed(count));
+        told(self.deferred, &|count| metrics.deferred(count));
+        told(self.dead, &|count| metrics.dead(count));
+        told(self.released, &|count| metrics.released(count));
+        told(self.lost, &|count| metrics.lease_lost(count));
+        if self.lost > 0 {
+            warn!(events = self.lost, "leases lost before their settlement");
+        }
+    }
+}
