@@ -155,7 +155,6 @@ impl SqliteStore {
     }
 
     /// The clock that decides what is available, leased or expired, in microseconds.
-    #[expect(clippy::unused_self, reason = "a store with a clock of its own would ask it here")]
     fn now(&self) -> Timestamp {
         Timestamp::now()
     }

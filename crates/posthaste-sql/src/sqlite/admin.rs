@@ -4,8 +4,8 @@ use posthaste_core::EventId;
 use posthaste_core::store::{
     AdminStore, BoxFuture, Counts, Cursor, Error, Filter, Order, Page, Purge, Record, Redrive, Status,
 };
-use sqlx::QueryBuilder;
-use sqlx::sqlite::Sqlite;
+use sqlx::sqlite::{Sqlite, SqliteArguments};
+use sqlx::{Arguments, QueryBuilder};
 
 use super::sql::DIALECT;
 use super::{SqliteStore, row};
@@ -54,11 +54,9 @@ impl AdminStore for SqliteStore {
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
         Box::pin(async move {
-            let mut query = QueryBuilder::<Sqlite>::new("");
-            // The statement numbers its first parameter itself, and binding appends a mark: hence the moment goes first.
-            let (before, after) =
-                self.sql.slots.redrive.as_str().split_once("?1").expect("a redrive sets available_at");
-            query.push(before).push_bind(self.now().as_micros()).push(after);
+            let mut moment = SqliteArguments::default();
+            moment.add(self.now().as_micros()).expect("a number can be bound");
+            let mut query = QueryBuilder::<Sqlite>::with_arguments(self.sql.slots.redrive.as_str(), moment);
             if let Some(ids) = &redrive.ids {
                 let ids: Vec<&str> = ids.iter().map(EventId::as_str).collect();
                 let json = serde_json::to_string(&ids).expect("texts are JSON");

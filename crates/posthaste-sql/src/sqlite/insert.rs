@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use posthaste_core::event::{Availability, Payload};
-use posthaste_core::store::{Error, NewRow};
+use posthaste_core::store::{Error, Lease, NewRow};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection};
@@ -117,6 +117,6 @@ fn bind<'q>(query: Insert<'q>, row: &'q NewRow, now: Timestamp) -> Insert<'q> {
         .bind(event.occurred_at().as_micros())
         .bind(now.as_micros())
         .bind(available_at.as_micros())
-        .bind(row.lease.as_ref().map(|lease| lease.as_str()))
+        .bind(row.lease.as_ref().map(Lease::as_str))
         .bind(row.lease.as_ref().map(|_| now.as_micros()))
 }

@@ -64,7 +64,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             event_columns!(),
             ", status, done_at, last_error, locked_by, locked_at FROM {table} WHERE TRUE"
         ),
-        redrive: "UPDATE {table} SET status = 0, attempts = 0, available_at = ?1, done_at = NULL, last_error = NULL, \
+        redrive: "UPDATE {table} SET status = 0, attempts = 0, available_at = ?, done_at = NULL, last_error = NULL, \
                   locked_by = NULL, locked_at = NULL \
                   WHERE seq IN (SELECT seq FROM {table} WHERE status = 3",
         purge: "DELETE FROM {table} WHERE seq IN (",
@@ -84,3 +84,54 @@ pub(super) const INSERT_ROW: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 
 
 pub(super) const MIGRATIONS: &[Migration] =
     &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];
+
+#[cfg(test)]
+mod tests {
+    use sqlx::{AssertSqlSafe, Row};
+
+    use crate::SqliteStore;
+
+    /// How SQLite carries out a statement, a step a line.
+    async fn plan(store: &SqliteStore, sql: &str, parameters: usize) -> String {
+        let mut query = sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")));
+        for _ in 0..parameters {
+            query = query.bind("{}");
+        }
+        let steps = query.fetch_all(store.pool()).await.unwrap();
+        steps.iter().map(|step| step.get::<String, _>("detail") + "\n").collect()
+    }
+
+    #[tokio::test]
+    async fn claims_walk_only_what_is_pending_and_sort_nothing() {
+        let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
+        store.migrate().await.unwrap();
+        let slots = &store.sql.slots;
+        let claim = plan(&store, slots.claim.as_str(), 5).await;
+        assert!(claim.contains("SEARCH outbox_event USING INDEX outbox_event_pending (available_at<?)"), "{claim}");
+        assert!(claim.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid=?)"), "{claim}");
+        assert!(!claim.contains("TEMP B-TREE") && !claim.contains("SCAN"), "{claim}");
+        let next = plan(&store, slots.next_available.as_str(), 1).await;
+        assert!(next.contains("USING INDEX outbox_event_pending (available_at>?)"), "{next}");
+    }
+
+    #[tokio::test]
+    async fn settlements_find_each_row_by_its_id() {
+        let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
+        store.migrate().await.unwrap();
+        let slots = &store.sql.slots;
+        for (sql, parameters) in [(&slots.settle_done, 2), (&slots.settle_other, 1), (&slots.renew, 2)] {
+            let plan = plan(&store, sql.as_str(), parameters).await;
+            assert!(plan.contains("SEARCH t USING INDEX sqlite_autoindex_outbox_event_1 (event_id=?)"), "{plan}");
+            assert!(!plan.contains("SCAN t") && !plan.contains("TEMP B-TREE"), "{plan}");
+        }
+    }
+
+    #[tokio::test]
+    async fn counts_never_walk_the_table() {
+        let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
+        store.migrate().await.unwrap();
+        let counts = plan(&store, store.sql.slots.counts.as_str(), 0).await;
+        assert!(counts.contains("INDEX outbox_event_pending"), "{counts}");
+        assert!(counts.contains("COVERING INDEX outbox_event_final"), "{counts}");
+    }
+}
