@@ -1,0 +1,266 @@
+//! Part C: what an operator asks and does.
+
+use std::time::Duration;
+
+use posthaste_core::store::{
+    Action, AdminStore, Counts, Cursor, Filter, Order, Page, Purge, Record, Redrive, RelayStore, Settlement, Status,
+};
+use posthaste_core::{Event, EventId};
+
+use crate::fixture::Fixture;
+use crate::rows::{
+    assert_at, claim, claim_ids, counts, dead, event, events, ids_of, insert, one_leased, retry, settle, state,
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+async fn listed<S: AdminStore>(store: &S, filter: Filter) -> Vec<String> {
+    let page = Page { limit: 1000, ..Page::default() };
+    store.list(&filter, &page).await.unwrap().iter().map(|record| record.id.to_string()).collect()
+}
+
+/// Writes an event with that id that ends as said.
+async fn ended<S: AdminStore + RelayStore + posthaste_core::store::WriteStore>(store: &S, id: &str, action: Action) {
+    insert(store, &[crate::rows::event_with_id(id)]).await;
+    let (lease, rows) = claim(store, 1).await;
+    assert_eq!(*rows[0].event.id(), id);
+    settle(store, rows[0].event.id(), &lease, action).await;
+}
+
+fn died(error: &str) -> Action {
+    Action::Dead { error: error.into(), counts: true }
+}
+
+/// Rows are counted by status.
+pub async fn case_34_counts<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    assert_eq!(counts(&store).await, Counts::default());
+    for _ in 0..3 {
+        ended(&store, event("x").id().as_str(), Action::Done).await;
+    }
+    for _ in 0..2 {
+        ended(&store, event("x").id().as_str(), dead()).await;
+    }
+    ended(&store, "failed", retry(HOUR)).await;
+    insert(&store, &events(4)).await;
+    let counted = counts(&store).await;
+    assert_eq!(counted, Counts { new: 4, retry: 1, done: 3, dead: 2 });
+    assert_eq!((counted.pending(), counted.total()), (5, 10));
+}
+
+/// A row is found by its id, damaged or not, and only if it is there.
+pub async fn case_34_find<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    let (good, bad) = (event("Good"), event("Bad"));
+    insert(&store, &[good.clone(), bad.clone()]).await;
+    assert!(store.find(&EventId::new("nobody").unwrap()).await.unwrap().is_none());
+    let found = store.find(good.id()).await.unwrap().unwrap();
+    assert_eq!(found.event.unwrap().event_type(), "Good");
+    fixture.damage(bad.id()).await;
+    let found = store.find(bad.id()).await.unwrap().unwrap();
+    assert_eq!(found.id, *bad.id());
+    assert!(found.event.unwrap_err().contains("headers"));
+    assert_eq!(listed(&store, Filter::default()).await.len(), 2);
+}
+
+/// Each condition of a filter holds on its own, and all of them together.
+pub async fn case_34_filters<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    let make = |id: &str, event_type: &str| Event::builder(event_type).id(id).json_text("{}");
+    let rows = [
+        make("old", "Placed").aggregate("Order", "1").tenant_id("a").build().unwrap(),
+        make("b", "Placed").aggregate("Order", "2").tenant_id("b").build().unwrap(),
+        make("c", "Paid").aggregate("Bill", "2").build().unwrap(),
+        make("d", "paid").aggregate("bill", "2'; --").tenant_id("A").build().unwrap(),
+    ];
+    insert(&store, &rows[..1]).await;
+    fixture.advance(HOUR).await;
+    insert(&store, &rows[1..]).await;
+    let some = |text: &str| Some(text.to_owned());
+    let any = Filter::default;
+    assert_eq!(listed(&store, any()).await, ["old", "b", "c", "d"]);
+    assert_eq!(listed(&store, Filter { event_type: some("Placed"), ..any() }).await, ["old", "b"]);
+    assert_eq!(listed(&store, Filter { event_type: some("Paid"), ..any() }).await, ["c"]);
+    assert_eq!(listed(&store, Filter { aggregate_type: some("Bill"), ..any() }).await, ["c"]);
+    assert_eq!(listed(&store, Filter { aggregate_id: some("2"), ..any() }).await, ["b", "c"]);
+    assert_eq!(listed(&store, Filter { aggregate_id: some("2'; --"), ..any() }).await, ["d"]);
+    assert_eq!(listed(&store, Filter { tenant_id: some("a"), ..any() }).await, ["old"]);
+    let both = Filter { aggregate_id: some("2"), event_type: some("Placed"), ..any() };
+    assert_eq!(listed(&store, both).await, ["b"]);
+    let border = state(&store, rows[1].id()).await.created_at;
+    assert_eq!(listed(&store, Filter { created_from: Some(border), ..any() }).await, ["b", "c", "d"]);
+    assert_eq!(listed(&store, Filter { created_before: Some(border), ..any() }).await, ["old"]);
+
+    let (lease, _) = claim(&store, 10).await;
+    settle(&store, rows[0].id(), &lease, Action::Done).await;
+    settle(&store, rows[1].id(), &lease, died("100% of Retries_used")).await;
+    settle(&store, rows[2].id(), &lease, Action::Retry { delay: HOUR, error: "1000 retries".into() }).await;
+    let status = |statuses: &[Status]| Filter { statuses: statuses.into(), ..any() };
+    assert_eq!(listed(&store, status(&[Status::Dead])).await, ["b"]);
+    assert_eq!(listed(&store, status(&[Status::Done, Status::New])).await, ["old", "d"]);
+    assert_eq!(listed(&store, status(&Status::ALL)).await.len(), 4);
+    for (text, expected) in [("etries", vec!["b", "c"]), ("Retries", vec!["b"]), ("0%", vec!["b"]), ("s_u", vec!["b"])]
+    {
+        assert_eq!(listed(&store, Filter { error_contains: some(text), ..any() }).await, expected, "{text}");
+    }
+    assert_eq!(listed(&store, Filter { error_contains: some("_"), ..any() }).await, ["b"]);
+}
+
+/// Pages follow each other without a gap or a repeat, in both directions, also while rows are added.
+pub async fn case_34_paging<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    let rows = events(25);
+    insert(&store, &rows).await;
+    for order in [Order::OldestFirst, Order::NewestFirst] {
+        let mut page = Page { limit: 10, after: None, order };
+        let mut seen = Vec::new();
+        let mut sizes = Vec::new();
+        loop {
+            let records: Vec<Record> = store.list(&Filter::default(), &page).await.unwrap();
+            sizes.push(records.len());
+            let Some(last) = records.last() else { break };
+            page.after = Some(Cursor::from(last));
+            seen.extend(records.iter().map(|record| record.id.to_string()));
+            if order == Order::NewestFirst {
+                insert(&store, &events(1)).await;
+            }
+        }
+        let mut expected = ids_of(&rows);
+        if order == Order::NewestFirst {
+            expected.reverse();
+        }
+        assert_eq!(seen, expected, "{order:?}");
+        assert_eq!(sizes, [10, 10, 5, 0]);
+    }
+}
+
+/// A redrive makes a DEAD row as new, and touches no other.
+pub async fn case_35_redrive_by_id<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    ended(&store, "done", Action::Done).await;
+    ended(&store, "failed", retry(HOUR)).await;
+    ended(&store, "dead", dead()).await;
+    ended(&store, "dead too", dead()).await;
+    insert(&store, &[crate::rows::event_with_id("new")]).await;
+    fixture.advance(HOUR / 2).await;
+    let id = |text: &str| EventId::new(text).unwrap();
+    let redrive = Redrive::ids(["done", "failed", "dead", "new", "nobody"].map(id));
+    assert_eq!(store.redrive(&redrive).await.unwrap(), 1);
+    let row = assert_at(&store, &id("dead"), Status::New, 0).await;
+    assert_eq!((row.done_at, row.last_error), (None, None));
+    let waited = row.available_at.since(row.created_at);
+    assert!(waited >= HOUR / 2 && waited < HOUR, "available from the redrive on, not {waited:?} after the insert");
+    assert_at(&store, &id("done"), Status::Done, 0).await;
+    assert_at(&store, &id("failed"), Status::Retry, 1).await;
+    assert_at(&store, &id("dead too"), Status::Dead, 1).await;
+    assert_eq!(claim_ids(&store, 10).await, ["new", "dead"]);
+    assert_eq!(store.redrive(&redrive).await.unwrap(), 0);
+    assert_eq!(store.redrive(&Redrive::ids([])).await.unwrap(), 0, "no ids are not all ids");
+    assert_at(&store, &id("dead too"), Status::Dead, 1).await;
+}
+
+/// A redrive by filter goes on in chunks and ends when nothing is left, even if the rows die again meanwhile.
+pub async fn case_35_redrive_by_filter<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    let rows = events(25);
+    insert(&store, &rows).await;
+    let (lease, _) = claim(&store, 100).await;
+    let deaths: Vec<Settlement> = rows
+        .iter()
+        .enumerate()
+        .map(|(n, event)| Settlement {
+            id: event.id().clone(),
+            lease: lease.clone(),
+            action: died(if n % 5 == 0 { "other" } else { "timeout" }),
+        })
+        .collect();
+    store.settle(&deaths).await.unwrap();
+    let filter = Filter {
+        error_contains: Some("time".into()),
+        // A filter for another status does not make other rows eligible, nor DEAD ones ineligible.
+        statuses: vec![Status::Done],
+        ..Filter::default()
+    };
+    let redrive = Redrive { chunk: 8, ..Redrive::matching(filter) };
+    let mut chunks = Vec::new();
+    loop {
+        let changed = store.redrive(&redrive).await.unwrap();
+        chunks.push(changed);
+        assert!(chunks.len() < 10, "it does not end: {chunks:?}");
+        if changed == 0 {
+            break;
+        }
+    }
+    assert_eq!(chunks, [8, 8, 4, 0]);
+    assert_eq!(counts(&store).await, Counts { new: 20, dead: 5, ..Counts::default() });
+}
+
+/// A purge deletes DONE and DEAD rows by when they ended, each after its own time, and nothing that is pending.
+pub async fn case_36_retention_per_status<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    ended(&store, "done long ago", Action::Done).await;
+    ended(&store, "dead long ago", dead()).await;
+    insert(&store, &[crate::rows::event_with_id("ends late")]).await;
+    fixture.advance(HOUR).await;
+    let (lease, _) = claim(&store, 1).await;
+    settle(&store, &EventId::new("ends late").unwrap(), &lease, Action::Done).await;
+    insert(&store, &[crate::rows::event_with_id("new")]).await;
+    ended_rows_plus_retry(&store).await;
+    fixture.advance(HOUR).await;
+
+    assert_eq!(store.purge(&Purge::default()).await.unwrap(), 0, "nothing was said of how long rows are kept");
+    let old = Purge { done_after: Some(HOUR * 3 / 2), ..Purge::default() };
+    assert_eq!(store.purge(&old).await.unwrap(), 1);
+    assert_eq!(listed(&store, Filter::default()).await, ["dead long ago", "ends late", "new", "failed"]);
+    let old = Purge { dead_after: Some(HOUR * 3 / 2), ..Purge::default() };
+    assert_eq!(store.purge(&old).await.unwrap(), 1);
+    let all = Purge { done_after: Some(Duration::ZERO), dead_after: Some(Duration::ZERO), ..Purge::default() };
+    assert_eq!(store.purge(&all).await.unwrap(), 1);
+    assert_eq!(store.purge(&all).await.unwrap(), 0);
+    assert_eq!(listed(&store, Filter::default()).await, ["new", "failed"]);
+}
+
+async fn ended_rows_plus_retry<S: AdminStore + RelayStore + posthaste_core::store::WriteStore>(store: &S) {
+    let (lease, rows) = claim(store, 1).await;
+    insert(store, &[crate::rows::event_with_id("failed")]).await;
+    let (other, failed) = claim(store, 1).await;
+    settle(store, failed[0].event.id(), &other, retry(HOUR * 100)).await;
+    settle(store, rows[0].event.id(), &lease, Action::Release).await;
+}
+
+/// A purge goes on in chunks and ends.
+pub async fn case_36_chunks<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    let rows = events(25);
+    insert(&store, &rows).await;
+    let (lease, _) = claim(&store, 100).await;
+    let done: Vec<Settlement> = rows
+        .iter()
+        .map(|event| Settlement { id: event.id().clone(), lease: lease.clone(), action: Action::Done })
+        .collect();
+    store.settle(&done).await.unwrap();
+    let purge = Purge { done_after: Some(Duration::ZERO), chunk: 10, ..Purge::default() };
+    for expected in [10, 10, 5, 0] {
+        assert_eq!(store.purge(&purge).await.unwrap(), expected);
+    }
+    assert_eq!(counts(&store).await.total(), 0);
+    // The ids of purged rows are free again.
+    insert(&store, &rows[..1]).await;
+}
+
+/// A table that is only appended to is purged by the age of its rows, whatever their status.
+pub async fn case_36_append_only<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    let (held, _) = one_leased(&store).await;
+    ended(&store, "done", Action::Done).await;
+    insert(&store, &[crate::rows::event_with_id("old")]).await;
+    fixture.advance(HOUR).await;
+    insert(&store, &[crate::rows::event_with_id("young")]).await;
+    let purge = Purge { any_after: Some(HOUR), ..Purge::default() };
+    assert_eq!(store.purge(&purge).await.unwrap(), 3);
+    assert_eq!(listed(&store, Filter::default()).await, ["young"]);
+    assert!(store.find(&held).await.unwrap().is_none());
+    // Nothing of the rows that went is claimed any more.
+    fixture.advance(HOUR).await;
+    assert_eq!(claim_ids(&store, 10).await, ["young"]);
+}

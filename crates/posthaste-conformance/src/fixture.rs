@@ -1,0 +1,89 @@
+//! What a case needs of a store besides its traits.
+
+mod memory;
+mod sqlite;
+
+use std::future::Future;
+use std::time::Duration;
+
+use posthaste_core::EventId;
+use posthaste_core::store::{Error, Store, WriteStore};
+use posthaste_sql::Scheme;
+
+pub use memory::MemoryFixture;
+pub use sqlite::SqliteFixture;
+
+/// A transaction that somebody else began.
+pub type ForeignTx<F> = <<F as Fixture>::Store as WriteStore>::Tx<'static>;
+
+/// A fresh, empty store of some kind, and what only its kind can do. A new database costs one implementation.
+pub trait Fixture: Sized + Send + Sync + 'static {
+    /// The store.
+    type Store: Store;
+
+    /// Whether a transaction can go on after a statement of it was refused.
+    const GOES_ON_AFTER_ERROR: bool;
+
+    /// How many rows the backlog of case 58 has: as many as this store drains in a few seconds of a debug build.
+    const BACKLOG: usize;
+
+    /// A fresh, empty store.
+    fn create() -> impl Future<Output = Self> + Send;
+
+    /// A fresh, empty store with one connection, where it has connections.
+    fn narrow() -> impl Future<Output = Self> + Send;
+
+    /// The store. Clones share everything.
+    fn store(&self) -> Self::Store;
+
+    /// The same database as another process would open it, sharing nothing with [`store`](Self::store) that need not be.
+    fn node(&self) -> impl Future<Output = Self::Store> + Send;
+
+    /// Begins a transaction of which the store knows nothing.
+    fn begin_foreign(&self) -> impl Future<Output = ForeignTx<Self>> + Send;
+
+    /// Commits it.
+    fn commit_foreign(&self, tx: ForeignTx<Self>) -> impl Future<Output = ()> + Send;
+
+    /// Makes time pass for all rows.
+    fn advance(&self, length: Duration) -> impl Future<Output = ()> + Send;
+
+    /// Damages a row so that it is no event any more.
+    fn damage(&self, id: &EventId) -> impl Future<Output = ()> + Send;
+
+    /// Waits until every connection is back in the pool, and fails if one has a transaction open.
+    fn assert_no_open_transaction(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// A store whose rows are in a table of a database.
+pub trait Tables: Fixture {
+    /// A schema that exists in every database.
+    const SCHEMA: &'static str;
+
+    /// URLs of this kind of database, in all spellings, and what they are recognised as.
+    const URLS: (&'static [&'static str], Scheme);
+
+    /// A database without a table.
+    fn empty() -> impl Future<Output = Self> + Send;
+
+    /// The store with another table, which is not created.
+    ///
+    /// # Errors
+    /// When the name is refused.
+    fn with_table(store: Self::Store, name: &str) -> Result<Self::Store, Error>;
+
+    /// Creates or upgrades the table.
+    ///
+    /// # Errors
+    /// What the store says.
+    fn migrate(store: &Self::Store) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// The SQL of all migrations.
+    fn migration_sql(store: &Self::Store) -> String;
+
+    /// The SQL of the migrations that are still to be carried out.
+    fn pending_migration_sql(store: &Self::Store) -> impl Future<Output = String> + Send;
+
+    /// Carries out SQL as it is.
+    fn execute(&self, sql: &str) -> impl Future<Output = ()> + Send;
+}
