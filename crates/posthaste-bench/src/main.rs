@@ -1,5 +1,6 @@
 //! Measures Posthaste against what the same machine can do in the same minute.
 
+mod drain;
 mod latency;
 mod report;
 mod throughput;
@@ -36,10 +37,22 @@ enum Workload {
         #[arg(long, default_value_t = 3)]
         rounds: usize,
     },
+    /// Waiting rows in a SQLite file until the last is DONE, with default settings, and by hand beside it.
+    Drain {
+        /// How many rows wait.
+        #[arg(long, default_value_t = 100_000)]
+        events: usize,
+        /// How many rounds of each; the medians count.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
 }
 
-const ALL: [Workload; 2] =
-    [Workload::Latency { seconds: 10, rate: 1000 }, Workload::Throughput { events: 1_000_000, rounds: 3 }];
+const ALL: [Workload; 3] = [
+    Workload::Latency { seconds: 10, rate: 1000 },
+    Workload::Throughput { events: 1_000_000, rounds: 3 },
+    Workload::Drain { events: 100_000, rounds: 5 },
+];
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -50,6 +63,7 @@ async fn main() -> anyhow::Result<()> {
         match workload {
             Workload::Latency { seconds, rate } => latency::run(&mut report, rate, seconds).await?,
             Workload::Throughput { events, rounds } => throughput::run(&mut report, events, rounds).await?,
+            Workload::Drain { events, rounds } => drain::run(&mut report, events, rounds).await?,
         }
     }
     report.print();

@@ -39,13 +39,15 @@ fn event(index: usize, payload: &str) -> Event {
     Event::builder("Tick").aggregate("Clock", index).json_text(payload).build().expect("a valid event")
 }
 
-struct Counter {
+pub(crate) struct Counter {
     delivered: Arc<AtomicUsize>,
     all: Arc<tokio::sync::Notify>,
 }
 
 impl Counter {
-    fn listener(events: usize) -> (Self, impl Fn(Delivery) -> std::future::Ready<()> + Send + Sync + 'static) {
+    pub(crate) fn listener(
+        events: usize,
+    ) -> (Self, impl Fn(Delivery) -> std::future::Ready<()> + Send + Sync + 'static) {
         let counter = Self { delivered: Arc::default(), all: Arc::default() };
         let (delivered, all) = (Arc::clone(&counter.delivered), Arc::clone(&counter.all));
         let listener = move |_: Delivery| {
@@ -57,7 +59,7 @@ impl Counter {
         (counter, listener)
     }
 
-    async fn wait(&self) -> anyhow::Result<()> {
+    pub(crate) async fn wait(&self) -> anyhow::Result<()> {
         let all = tokio::time::timeout(Duration::from_secs(60), self.all.notified()).await;
         all.with_context(|| format!("only {} events were delivered", self.delivered.load(Ordering::Relaxed)))
     }
