@@ -217,6 +217,8 @@ pub struct Claimed {
 /// A row that was claimed.
 #[derive(Clone, Debug)]
 pub struct ClaimedRow {
+    /// The number that the database gave it.
+    pub seq: i64,
     /// The event.
     pub event: Event,
     /// How often it has failed.
@@ -239,10 +241,19 @@ pub struct Malformed {
 pub struct Settlement {
     /// Which row.
     pub id: EventId,
+    /// Its number, where it is known, which a database may find faster than the id.
+    pub seq: Option<i64>,
     /// The lease that must still stand in it.
     pub lease: Lease,
     /// What to make of it.
     pub action: Action,
+}
+
+impl Settlement {
+    /// An outcome for the row with that id.
+    pub fn new(id: EventId, lease: Lease, action: Action) -> Self {
+        Self { id, seq: None, lease, action }
+    }
 }
 
 /// What to make of a row. Each of them ends the lease.
