@@ -69,6 +69,8 @@ slots! {
     settle_done,
     /// Every other settlement.
     settle_other,
+    /// The ids whose leases stand in pending rows.
+    held,
     /// Extends leases.
     renew,
     /// Takes off all leases.

@@ -83,6 +83,7 @@ impl AdminStore for SqliteStore {
                     union = " UNION ALL ";
                 }
             }
+            // No index on the insert costs every insert for this: it walks the table from its oldest row on.
             if let Some(kept) = purge.any_after {
                 query.push(union).push(self.sql.slots.purgeable.as_str());
                 query.push("created_at <= ").push_bind((now - kept).as_micros());

@@ -33,11 +33,10 @@ pub(super) const DIALECT: Dialect = Dialect {
         next_available: "SELECT min(available_at) FROM {table} INDEXED BY \"{name}_pending\" \
                          WHERE status IN (0, 2) AND available_at > ?1",
 
-        // ?1 is a JSON object of leases by event id.
-        settle_done: "UPDATE {table} AS t SET status = 1, done_at = ?2, locked_by = NULL, locked_at = NULL \
-                      FROM json_each(?1) AS s \
-                      WHERE t.event_id = s.key AND t.locked_by = s.value AND t.status IN (0, 2) \
-                      RETURNING event_id",
+        // ?1 is a JSON object of leases by event id. CROSS JOIN makes SQLite go from the object to the rows.
+        settle_done: "UPDATE {table} SET status = 1, done_at = ?2, locked_by = NULL, locked_at = NULL WHERE seq IN (\
+                      SELECT t.seq FROM json_each(?1) AS s CROSS JOIN {table} AS t ON t.event_id = s.key \
+                      WHERE t.locked_by = s.value AND t.status IN (0, 2))",
         // ?1 is a JSON array of [id, lease, status, attempts to add, available_at, done_at, error], where NULL leaves
         // the column as it is.
         settle_other: "UPDATE {table} AS t SET status = coalesce(s.status, t.status), \
@@ -47,8 +46,9 @@ pub(super) const DIALECT: Dialect = Dialect {
                        FROM (SELECT value ->> 0 AS event_id, value ->> 1 AS lease, value ->> 2 AS status, \
                              value ->> 3 AS attempts, value ->> 4 AS available_at, value ->> 5 AS done_at, \
                              value ->> 6 AS last_error FROM json_each(?1)) AS s \
-                       WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2) \
-                       RETURNING event_id",
+                       WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2)",
+        held: "SELECT t.event_id FROM json_each(?1) AS s CROSS JOIN {table} AS t ON t.event_id = s.key \
+               WHERE t.locked_by = s.value AND t.status IN (0, 2)",
         renew: "UPDATE {table} AS t SET locked_at = ?2 FROM json_each(?1) AS s \
                 WHERE t.event_id = s.key AND t.locked_by = s.value AND t.status IN (0, 2) \
                 RETURNING event_id, locked_by",
@@ -119,7 +119,9 @@ mod tests {
         let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
         store.migrate().await.unwrap();
         let slots = &store.sql.slots;
-        for (sql, parameters) in [(&slots.settle_done, 2), (&slots.settle_other, 1), (&slots.renew, 2)] {
+        for (sql, parameters) in
+            [(&slots.settle_done, 2), (&slots.settle_other, 1), (&slots.held, 1), (&slots.renew, 2)]
+        {
             let plan = plan(&store, sql.as_str(), parameters).await;
             assert!(plan.contains("SEARCH t USING INDEX sqlite_autoindex_outbox_event_1 (event_id=?)"), "{plan}");
             assert!(!plan.contains("SCAN t") && !plan.contains("TEMP B-TREE"), "{plan}");
