@@ -65,6 +65,8 @@ slots! {
     claim,
     /// When the next row that waits becomes available.
     next_available,
+    /// Makes rows DONE whose numbers are known, all under one lease.
+    settle_done_by_seq,
     /// Makes rows DONE.
     settle_done,
     /// Every other settlement.

@@ -37,11 +37,16 @@ impl SqliteStore {
         Ok(settled)
     }
 
-    /// Settles what can be, in one statement for all that is DONE and one for all others, and says how many it could.
+    /// Settles what can be, in few statements, and says how many it could.
     async fn apply(&self, connection: &mut SqliteConnection, round: &Round<'_>) -> Result<u64, sqlx::Error> {
         let now = self.now();
         let mut applied = 0;
-        if let Some(done) = round.done() {
+        for (lease, seqs) in round.done_by_seq() {
+            let seqs = serde_json::to_string(&seqs).expect("numbers are JSON");
+            let query = sqlx::query(self.sql.slots.settle_done_by_seq.clone()).bind(seqs).bind(now.as_micros());
+            applied += query.bind(lease.as_str()).execute(&mut *connection).await?.rows_affected();
+        }
+        if let Some(done) = round.done_by_id() {
             let query = sqlx::query(self.sql.slots.settle_done.clone()).bind(done).bind(now.as_micros());
             applied += query.execute(&mut *connection).await?.rows_affected();
         }
@@ -85,9 +90,26 @@ fn rounds(settlements: &[Settlement]) -> Vec<Round<'_>> {
 }
 
 impl Round<'_> {
-    /// Leases by id of what is DONE.
-    fn done(&self) -> Option<String> {
-        let done = self.settlements.iter().filter(|settlement| settlement.action == Action::Done);
+    fn done(&self) -> impl Iterator<Item = &Settlement> {
+        self.settlements.iter().copied().filter(|settlement| settlement.action == Action::Done)
+    }
+
+    /// The rows that are DONE and whose number is known. They come in runs: a claim gives many of them one lease.
+    fn done_by_seq(&self) -> Vec<(&Lease, Vec<i64>)> {
+        let mut runs: Vec<(&Lease, Vec<i64>)> = Vec::new();
+        for settlement in self.done() {
+            let Some(seq) = settlement.seq else { continue };
+            match runs.iter_mut().find(|(lease, _)| *lease == &settlement.lease) {
+                Some((_, seqs)) => seqs.push(seq),
+                None => runs.push((&settlement.lease, vec![seq])),
+            }
+        }
+        runs
+    }
+
+    /// Leases by id of the other rows that are DONE.
+    fn done_by_id(&self) -> Option<String> {
+        let done = self.done().filter(|settlement| settlement.seq.is_none());
         let mut done = done.map(|settlement| (&settlement.id, &settlement.lease)).peekable();
         done.peek().is_some().then(|| leases_by_id(done))
     }
