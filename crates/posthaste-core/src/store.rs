@@ -112,6 +112,11 @@ impl NewRow {
         Self { event, lease: None, prepared_at: Instant::now() }
     }
 
+    /// A row for an event that is born with a lease.
+    pub fn leased(event: Event, lease: Lease) -> Self {
+        Self { lease: Some(lease), ..Self::new(event) }
+    }
+
     /// A moment before the insert, and so before the lease began.
     pub(crate) fn prepared_at(&self) -> Instant {
         self.prepared_at

@@ -59,7 +59,7 @@ pub(crate) fn event(id: &str) -> Event {
 }
 
 pub(crate) fn unleased(events: impl IntoIterator<Item = Event>) -> Vec<NewRow> {
-    events.into_iter().map(|event| NewRow { event, lease: None }).collect()
+    events.into_iter().map(NewRow::new).collect()
 }
 
 /// Writes events in a transaction of the store.
@@ -94,9 +94,8 @@ pub(crate) fn ids(claimed: &Claimed) -> Vec<&str> {
 /// One settlement for all rows of a claim.
 pub(crate) fn settle_all(lease: &Lease, claimed: &Claimed, action: &Action) -> Vec<Settlement> {
     let settle = |row: &posthaste_core::store::ClaimedRow| Settlement {
-        id: row.event.id().clone(),
-        lease: lease.clone(),
-        action: action.clone(),
+        seq: Some(row.seq),
+        ..Settlement::new(row.event.id().clone(), lease.clone(), action.clone())
     };
     claimed.rows.iter().map(settle).collect()
 }

@@ -85,7 +85,7 @@ async fn a_row_born_leased_is_left_alone_until_the_lease_ends() {
     let database = Database::new();
     let store = database.store().await;
     let mut tx = store.begin().await.unwrap();
-    let born = NewRow { event: event("born"), lease: Some(Lease::new("writer", 7)) };
+    let born = NewRow::leased(event("born"), Lease::new("writer", 7));
     store.insert(&mut tx, &[born]).await.unwrap();
     store.commit(tx).await.unwrap();
 
