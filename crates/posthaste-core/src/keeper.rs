@@ -59,6 +59,7 @@ impl Keeper {
                     if held {
                         self.in_flight.renewed(id, lease, leased_at);
                     } else {
+                        self.in_flight.lost(id, lease);
                         lost += 1;
                     }
                 }
@@ -75,7 +76,7 @@ impl Keeper {
         }
         let releases: Vec<_> = unused
             .iter()
-            .map(|unused| Settlement { id: unused.id.clone(), lease: unused.lease.clone(), action: Action::Release })
+            .map(|unused| Settlement::new(unused.id.clone(), unused.lease.clone(), Action::Release))
             .collect();
         match self.store.settle(&releases).await {
             Ok(results) => {
