@@ -1,1 +1,29 @@
-//! x
+//! SQL stores of the Posthaste transactional outbox, on [`sqlx`].
+//!
+//! One feature per database: `sqlite` brings [`SqliteStore`]. A store is made from a pool, creates and upgrades its own
+//! table, and is handed to the outbox:
+//!
+//! ```no_run
+//! # #[cfg(feature = "sqlite")]
+//! # async fn example() -> Result<(), posthaste_core::store::Error> {
+//! let store = posthaste_sql::SqliteStore::open("orders.db").await?;
+//! store.migrate().await?;
+//! # Ok(())
+//! # }
+//! ```
+
+#[cfg(feature = "sqlite")]
+mod admin;
+#[cfg(feature = "sqlite")]
+mod dialect;
+#[cfg(feature = "sqlite")]
+mod migrate;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+mod table;
+mod url;
+
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteStore, SqliteTx};
+pub use table::TableName;
+pub use url::{Scheme, detect};

@@ -1,0 +1,50 @@
+//! Conditions of an operator's queries, for every database alike.
+
+use posthaste_core::store::Filter;
+use sqlx::{Database, Encode, QueryBuilder, Type};
+
+use crate::dialect::Dialect;
+
+/// Appends the conditions of a filter, each after an `AND`. Statuses are left to the caller when `statuses` is false.
+pub(crate) fn push_filter<DB>(query: &mut QueryBuilder<DB>, dialect: &Dialect, filter: &Filter, statuses: bool)
+where
+    DB: Database,
+    for<'q> String: Encode<'q, DB> + Type<DB>,
+    for<'q> i64: Encode<'q, DB> + Type<DB>,
+{
+    if statuses && !filter.statuses.is_empty() {
+        query.push(" AND status IN (");
+        let mut list = query.separated(", ");
+        for status in &filter.statuses {
+            // As a literal, so that partial indexes on the status can be used.
+            list.push(status.code());
+        }
+        query.push(")");
+    }
+    let texts = [
+        ("event_type", &filter.event_type),
+        ("aggregate_type", &filter.aggregate_type),
+        ("aggregate_id", &filter.aggregate_id),
+        ("tenant_id", &filter.tenant_id),
+    ];
+    for (column, text) in texts {
+        if let Some(text) = text {
+            query.push(format_args!(" AND {column} = ")).push_bind(text.clone());
+        }
+    }
+    if let Some(from) = filter.created_from {
+        query.push(" AND created_at >= ").push_bind(from.as_micros());
+    }
+    if let Some(before) = filter.created_before {
+        query.push(" AND created_at < ").push_bind(before.as_micros());
+    }
+    if let Some(text) = &filter.error_contains {
+        let (open, close) = dialect.error_contains;
+        query.push(" AND ").push(open).push_bind(text.clone()).push(close);
+    }
+}
+
+/// A number of rows as SQL takes it.
+pub(crate) fn limit(rows: usize) -> i64 {
+    i64::try_from(rows).unwrap_or(i64::MAX)
+}

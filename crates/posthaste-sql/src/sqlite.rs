@@ -1,0 +1,208 @@
+//! The store on SQLite.
+
+mod admin;
+mod claim;
+mod fault;
+mod gate;
+mod insert;
+mod migrate;
+mod row;
+mod settle;
+mod sql;
+mod tx;
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use posthaste_core::EventId;
+use posthaste_core::Timestamp;
+use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
+use sqlx::SqlStr;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+
+use crate::dialect::Slots;
+use crate::table::TableName;
+use crate::url::detect;
+use gate::{Gate, Patience};
+
+pub use tx::SqliteTx;
+
+/// How long SQLite waits for a transaction of another connection, and we for another one of this process.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Connections of a pool of ours. One writes at a time; the others read, and hold the user's own transactions.
+const CONNECTIONS: u32 = 8;
+
+/// Rows that SQLite's thread may be ahead of us. With the 50 of sqlx it waits for us many times in one claim.
+const ROW_BUFFER: usize = 1024;
+
+/// An outbox in a SQLite database. Cheap to clone; clones share the pool.
+///
+/// SQLite lets one transaction write at a time. Writers of one process queue up here, in order, instead of polling the
+/// file's lock, so make all of them through clones of one store. Transactions of other processes are waited for.
+///
+/// SQLite has no clock of its own: what is available, leased or expired is decided by the clock of the machine, which
+/// all processes that share a file share as well.
+#[derive(Clone)]
+pub struct SqliteStore {
+    pool: SqlitePool,
+    gate: Gate,
+    sql: Arc<Statements>,
+}
+
+/// Everything made from the name of the table.
+struct Statements {
+    table: TableName,
+    slots: Slots<SqlStr>,
+    inserts: insert::Inserts,
+}
+
+impl Statements {
+    fn new(table: TableName) -> Self {
+        Self { slots: sql::DIALECT.statements(&table), inserts: insert::Inserts::new(&table), table }
+    }
+}
+
+impl SqliteStore {
+    /// A store in the table `outbox_event`, on a pool of yours.
+    ///
+    /// The pool should wait for locks ([`busy_timeout`](SqliteConnectOptions::busy_timeout), by default 5 s), use the
+    /// write-ahead log, and sync fully: see [`open`](Self::open) for why. A pool of one connection will do.
+    pub fn new(pool: SqlitePool) -> Self {
+        Self { pool, gate: Gate::new(BUSY_TIMEOUT), sql: Arc::new(Statements::new(TableName::default())) }
+    }
+
+    /// A store in the file at that path, which is created if it is missing.
+    ///
+    /// Its pool is set up as an outbox needs it: a write-ahead log, so that readers and the writer do not wait for each
+    /// other; 5 s of patience with transactions of other processes; and `synchronous = FULL`, because with `NORMAL` a
+    /// power cut may undo a commit whose event was already delivered.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub async fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::connect_with(SqliteConnectOptions::new().filename(path).create_if_missing(true)).await
+    }
+
+    /// A store at a `sqlite:` URL, set up as by [`open`](Self::open). `sqlite::memory:` is one for tests, which ends
+    /// with the store.
+    ///
+    /// # Errors
+    /// When the URL is not one of SQLite, or the file cannot be opened.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        detect(url)?;
+        let rest = url.split_once(':').map_or("", |(_, rest)| rest);
+        let options = SqliteConnectOptions::from_str(&format!("sqlite:{rest}")).map_err(|error| Error::Config {
+            field: "url",
+            value: url.to_owned(),
+            reason: error.to_string(),
+        })?;
+        // A URL that says how to open the file means it.
+        let says_mode = rest.split_once('?').is_some_and(|(_, query)| query.contains("mode="));
+        let options = if says_mode { options } else { options.create_if_missing(true) };
+        if rest.contains(":memory:") || rest.contains("mode=memory") {
+            // Every connection beyond the first would contend for the table locks of a shared cache, and the database
+            // is gone when the last one closes.
+            let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
+            return Self::build(pool, options).await;
+        }
+        Self::connect_with(options).await
+    }
+
+    async fn connect_with(options: SqliteConnectOptions) -> Result<Self, Error> {
+        Self::build(SqlitePoolOptions::new().max_connections(CONNECTIONS), options).await
+    }
+
+    async fn build(pool: SqlitePoolOptions, options: SqliteConnectOptions) -> Result<Self, Error> {
+        let options = options
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(BUSY_TIMEOUT)
+            .row_buffer_size(ROW_BUFFER);
+        // A connection is a thread of this process: there is no network that could have cut it.
+        let pool = pool.test_before_acquire(false);
+        let table = TableName::default();
+        // SQLite does not wait when two connections turn a new file to write-ahead logging at once.
+        let mut patience = Patience::new();
+        loop {
+            match pool.clone().connect_with(options.clone()).await {
+                Ok(pool) => return Ok(Self::new(pool)),
+                Err(error) => patience.after(error, &table).await?,
+            }
+        }
+    }
+
+    /// The same store with another table, `table` or `schema.table` where the schema is that of an attached database.
+    ///
+    /// # Errors
+    /// [`Error::Config`], saying what is allowed, for names that are not plain identifiers.
+    pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
+        self.sql = Arc::new(Statements::new(TableName::parse(table)?));
+        Ok(self)
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &SqlitePool {
+        &self.pool
+    }
+
+    /// The table.
+    pub fn table(&self) -> &TableName {
+        &self.sql.table
+    }
+
+    /// The clock that decides what is available, leased or expired, in microseconds.
+    fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
+
+    fn fault(&self, error: sqlx::Error) -> Error {
+        fault::classify(error, &self.sql.table)
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore").field("table", &self.sql.table).finish_non_exhaustive()
+    }
+}
+
+/// Takes turns at a statement until no other process is in its way, giving the turn up between two tries.
+macro_rules! patiently {
+    ($store:ident, $attempt:expr) => {
+        Box::pin(async move {
+            let mut patience = Patience::new();
+            loop {
+                let turn = $store.gate.enter().await?;
+                let outcome = $attempt.await;
+                drop(turn);
+                match outcome {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => patience.after(error, $store.table()).await?,
+                }
+            }
+        })
+    };
+}
+
+/// Each of these waits up to 30 s for transactions of other processes before it answers [`Error::Busy`].
+impl RelayStore for SqliteStore {
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
+        patiently!(self, self.try_claim(claim))
+    }
+
+    fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
+        patiently!(self, self.try_settle(settlements))
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {
+        patiently!(self, self.try_renew(leases))
+    }
+
+    fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        patiently!(self, self.try_release_all())
+    }
+}

@@ -1,0 +1,76 @@
+//! Waiting for one's turn to write.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use posthaste_core::store::Error;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::fault;
+use crate::table::TableName;
+
+/// Lets one writer of this process through at a time, in the order in which they came.
+#[derive(Clone)]
+pub(super) struct Gate {
+    writer: Arc<Mutex<()>>,
+    timeout: Duration,
+}
+
+/// The turn of a writer; the next one comes when it is dropped.
+pub(super) type Turn = OwnedMutexGuard<()>;
+
+impl Gate {
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self { writer: Arc::default(), timeout }
+    }
+
+    /// Waits for the turn.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when another transaction of this process stays open for too long.
+    pub(super) async fn enter(&self) -> Result<Turn, Error> {
+        timeout(self.timeout, Arc::clone(&self.writer).lock_owned()).await.map_err(|_| {
+            Error::Busy(
+                format!(
+                    "another transaction of this process has been open for more than {:?}; \
+                     SQLite lets one write at a time, so commit it, roll it back or drop it sooner",
+                    self.timeout
+                )
+                .into(),
+            )
+        })
+    }
+}
+
+/// How long we try again in all, on top of SQLite's own waiting.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Bounded patience with transactions of other processes.
+pub(super) struct Patience {
+    until: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    pub(super) fn new() -> Self {
+        Self { until: Instant::now() + LONGEST_WAIT, pause: SHORTEST_PAUSE }
+    }
+
+    /// Pauses after an error that is worth another try.
+    ///
+    /// # Errors
+    /// The error itself, if it is not, or when patience has run out.
+    pub(super) async fn after(&mut self, error: sqlx::Error, table: &TableName) -> Result<(), Error> {
+        let error = fault::classify(error, table);
+        if !matches!(error, Error::Busy(_)) || Instant::now() >= self.until {
+            return Err(error);
+        }
+        tracing::debug!(%table, pause = ?self.pause, "waiting for another transaction");
+        sleep(self.pause.mul_f64(0.5 + fastrand::f64())).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Ok(())
+    }
+}

@@ -1,0 +1,72 @@
+//! Creating and upgrading the table.
+
+use posthaste_core::store::Error;
+use sqlx::sqlite::SqliteConnection;
+
+use super::SqliteStore;
+use super::gate::Patience;
+use super::sql::{DIALECT, MIGRATIONS};
+use crate::migrate::{pending, script};
+
+impl SqliteStore {
+    /// Creates the table, or upgrades it, in one transaction. Does nothing when it is up to date. Several processes may
+    /// do this at once.
+    ///
+    /// # Errors
+    /// [`Error::Schema`] when the table was made by a newer release, or by somebody else.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        let _turn = self.gate.enter().await?;
+        let mut patience = Patience::new();
+        let mut tx = loop {
+            match self.begin_immediate().await {
+                Ok(tx) => break tx,
+                Err(error) => patience.after(error, self.table()).await?,
+            }
+        };
+        self.migrate_in(&mut tx).await?;
+        tx.commit().await.map_err(|error| self.fault(error))
+    }
+
+    async fn migrate_in(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        let (table, slots) = (self.table(), &self.sql.slots);
+        let create_history = sqlx::query(slots.create_history.clone()).execute(&mut *connection);
+        create_history.await.map_err(|error| self.fault(error))?;
+        let applied = self.applied(connection).await?;
+        for (version, migration) in pending(MIGRATIONS, applied, table)? {
+            let sql = DIALECT.statement(migration.sql, table);
+            sqlx::raw_sql(sql).execute(&mut *connection).await.map_err(|error| self.fault(error))?;
+            let record = sqlx::query(slots.record_applied.clone())
+                .bind(table.name())
+                .bind(version)
+                .bind(migration.name)
+                .bind(self.now().as_micros());
+            record.execute(&mut *connection).await.map_err(|error| self.fault(error))?;
+            tracing::info!(%table, version, name = migration.name, "applied a migration");
+        }
+        Ok(())
+    }
+
+    /// The SQL of every migration, from an empty database on, without touching the database.
+    pub fn migration_sql(&self) -> String {
+        script(&DIALECT, self.table(), (1..).zip(MIGRATIONS))
+    }
+
+    /// The SQL that [`migrate`](Self::migrate) would carry out now; empty when the table is up to date.
+    ///
+    /// # Errors
+    /// As [`migrate`](Self::migrate) would.
+    pub async fn pending_migration_sql(&self) -> Result<String, Error> {
+        let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;
+        let applied = match self.applied(&mut connection).await {
+            // Nothing was ever migrated here.
+            Err(Error::Schema { .. }) => 0,
+            applied => applied?,
+        };
+        Ok(script(&DIALECT, self.table(), pending(MIGRATIONS, applied, self.table())?))
+    }
+
+    async fn applied(&self, connection: &mut SqliteConnection) -> Result<i64, Error> {
+        let applied = sqlx::query_scalar(self.sql.slots.applied.clone()).bind(self.table().name());
+        applied.fetch_one(connection).await.map_err(|error| self.fault(error))
+    }
+}

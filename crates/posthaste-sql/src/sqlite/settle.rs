@@ -1,0 +1,123 @@
+//! Writing outcomes back.
+
+use std::collections::HashMap;
+
+use posthaste_core::store::{Action, Lease, Settled, Settlement, Status, cut_error};
+use posthaste_core::{EventId, Timestamp};
+use sqlx::sqlite::SqliteConnection;
+
+use super::SqliteStore;
+
+impl SqliteStore {
+    pub(super) async fn try_settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, sqlx::Error> {
+        let mut settled = vec![Settled::Lost; settlements.len()];
+        if settlements.is_empty() {
+            return Ok(settled);
+        }
+        let mut tx = self.begin_immediate().await?;
+        for round in rounds(settlements) {
+            for id in self.settle_round(&mut tx, &round).await? {
+                if let Some(&index) = round.places.get(id.as_str()) {
+                    settled[index] = Settled::Applied;
+                }
+            }
+        }
+        tx.commit().await?;
+        Ok(settled)
+    }
+
+    /// Settles rows, in one statement for those that are DONE and one for all others, and says which it could.
+    async fn settle_round(
+        &self,
+        connection: &mut SqliteConnection,
+        round: &Round<'_>,
+    ) -> Result<Vec<String>, sqlx::Error> {
+        let now = self.now();
+        let mut applied = Vec::new();
+        if let Some(done) = round.done() {
+            let query = sqlx::query_scalar(self.sql.slots.settle_done.clone());
+            applied = query.bind(done).bind(now.as_micros()).fetch_all(&mut *connection).await?;
+        }
+        if let Some(others) = round.others(now) {
+            let query = sqlx::query_scalar(self.sql.slots.settle_other.clone());
+            applied.append(&mut query.bind(others).fetch_all(connection).await?);
+        }
+        Ok(applied)
+    }
+}
+
+/// Settlements of which no two are of the same row.
+#[derive(Default)]
+struct Round<'a> {
+    settlements: Vec<&'a Settlement>,
+    /// Where each id was in the slice that is settled.
+    places: HashMap<&'a str, usize>,
+}
+
+/// The settlements as rounds: the second settlement of a row must find what the first one made of it.
+fn rounds(settlements: &[Settlement]) -> Vec<Round<'_>> {
+    let mut rounds = vec![Round::default()];
+    rounds[0].settlements.reserve(settlements.len());
+    rounds[0].places.reserve(settlements.len());
+    for (place, settlement) in settlements.iter().enumerate() {
+        let id = settlement.id.as_str();
+        let index = rounds.iter().position(|round| !round.places.contains_key(id)).unwrap_or(rounds.len());
+        if index == rounds.len() {
+            rounds.push(Round::default());
+        }
+        rounds[index].settlements.push(settlement);
+        rounds[index].places.insert(id, place);
+    }
+    rounds
+}
+
+impl Round<'_> {
+    /// Leases by id of what is DONE.
+    fn done(&self) -> Option<String> {
+        let done = self.settlements.iter().filter(|settlement| settlement.action == Action::Done);
+        let mut done = done.map(|settlement| (&settlement.id, &settlement.lease)).peekable();
+        done.peek().is_some().then(|| leases_by_id(done))
+    }
+
+    /// Every other change.
+    fn others(&self, now: Timestamp) -> Option<String> {
+        let changes: Vec<_> = self.settlements.iter().filter_map(|settlement| change(settlement, now)).collect();
+        (!changes.is_empty()).then(|| serde_json::to_string(&changes).expect("texts and numbers are JSON"))
+    }
+}
+
+/// Id, lease, status, attempts to add, available_at, done_at and error; nothing where the column stays as it is.
+type Change<'a> = (&'a str, &'a str, Option<i16>, u8, Option<i64>, Option<i64>, Option<String>);
+
+fn change(settlement: &Settlement, now: Timestamp) -> Option<Change<'_>> {
+    let (id, lease) = (settlement.id.as_str(), settlement.lease.as_str());
+    Some(match &settlement.action {
+        Action::Done => return None,
+        Action::Retry { delay, error } => {
+            let available_at = Some((now + *delay).as_micros());
+            (id, lease, Some(Status::Retry.code()), 1, available_at, None, Some(cut_error(error)))
+        }
+        Action::Defer { delay } => (id, lease, None, 0, Some((now + *delay).as_micros()), None, None),
+        Action::Dead { error, counts } => {
+            let done_at = Some(now.as_micros());
+            (id, lease, Some(Status::Dead.code()), u8::from(*counts), None, done_at, Some(cut_error(error)))
+        }
+        Action::Release => (id, lease, None, 0, None, None, None),
+    })
+}
+
+/// A JSON object of leases by event id.
+pub(super) fn leases_by_id<'a>(leases: impl Iterator<Item = (&'a EventId, &'a Lease)>) -> String {
+    let mut json = Vec::from(b"{");
+    for (id, lease) in leases {
+        if json.len() > 1 {
+            json.push(b',');
+        }
+        for (text, end) in [(id.as_str(), b':'), (lease.as_str(), b' ')] {
+            serde_json::to_writer(&mut json, text).expect("text is JSON");
+            json.push(end);
+        }
+    }
+    json.push(b'}');
+    String::from_utf8(json).expect("JSON is UTF-8")
+}

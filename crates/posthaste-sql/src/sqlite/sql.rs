@@ -1,0 +1,137 @@
+//! What is said to SQLite.
+
+use crate::dialect::{Dialect, Slots};
+use crate::migrate::Migration;
+
+/// The columns of an event, in the order in which [`row`](super::row) reads them.
+macro_rules! event_columns {
+    () => {
+        "event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, content_type, payload, payload_bytes, \
+         headers, occurred_at, created_at, seq, attempts, available_at"
+    };
+}
+
+pub(super) const DIALECT: Dialect = Dialect {
+    quote: '"',
+    error_contains: ("instr(last_error, ", ") > 0"),
+    slots: Slots {
+        insert: "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, \
+                 content_type, payload, payload_bytes, headers, occurred_at, created_at, available_at, locked_by, \
+                 locked_at, status, attempts) VALUES ",
+        taken: "SELECT event_id FROM {table} WHERE event_id IN (SELECT value FROM json_each(?1)) LIMIT 1",
+
+        // The index is named so that no statistics, taken at a bad moment, talk SQLite out of using it.
+        claim: concat!(
+            "UPDATE {table} SET locked_by = ?1, locked_at = ?2 WHERE seq IN (\
+                SELECT seq FROM {table} INDEXED BY \"{name}_pending\" \
+                WHERE status IN (0, 2) AND available_at <= ?2 AND created_at <= ?3 \
+                AND (locked_by IS NULL OR locked_at IS NULL OR locked_at <= ?4) \
+                ORDER BY available_at, seq LIMIT ?5) \
+             RETURNING ",
+            event_columns!()
+        ),
+        next_available: "SELECT min(available_at) FROM {table} INDEXED BY \"{name}_pending\" \
+                         WHERE status IN (0, 2) AND available_at > ?1",
+
+        // ?1 is a JSON object of leases by event id.
+        settle_done: "UPDATE {table} AS t SET status = 1, done_at = ?2, locked_by = NULL, locked_at = NULL \
+                      FROM json_each(?1) AS s \
+                      WHERE t.event_id = s.key AND t.locked_by = s.value AND t.status IN (0, 2) \
+                      RETURNING event_id",
+        // ?1 is a JSON array of [id, lease, status, attempts to add, available_at, done_at, error], where NULL leaves
+        // the column as it is.
+        settle_other: "UPDATE {table} AS t SET status = coalesce(s.status, t.status), \
+                       attempts = t.attempts + s.attempts, available_at = coalesce(s.available_at, t.available_at), \
+                       done_at = coalesce(s.done_at, t.done_at), last_error = coalesce(s.last_error, t.last_error), \
+                       locked_by = NULL, locked_at = NULL \
+                       FROM (SELECT value ->> 0 AS event_id, value ->> 1 AS lease, value ->> 2 AS status, \
+                             value ->> 3 AS attempts, value ->> 4 AS available_at, value ->> 5 AS done_at, \
+                             value ->> 6 AS last_error FROM json_each(?1)) AS s \
+                       WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2) \
+                       RETURNING event_id",
+        renew: "UPDATE {table} AS t SET locked_at = ?2 FROM json_each(?1) AS s \
+                WHERE t.event_id = s.key AND t.locked_by = s.value AND t.status IN (0, 2) \
+                RETURNING event_id, locked_by",
+        release_all: "UPDATE {table} SET locked_by = NULL, locked_at = NULL \
+                      WHERE status IN (0, 2) AND locked_by IS NOT NULL",
+
+        counts: "SELECT status, count(*) FROM {table} INDEXED BY \"{name}_pending\" WHERE status IN (0, 2) \
+                 GROUP BY status \
+                 UNION ALL SELECT status, count(*) FROM {table} INDEXED BY \"{name}_final\" WHERE status IN (1, 3) \
+                 GROUP BY status",
+        records: concat!(
+            "SELECT ",
+            event_columns!(),
+            ", status, done_at, last_error, locked_by, locked_at FROM {table} WHERE TRUE"
+        ),
+        redrive: "UPDATE {table} SET status = 0, attempts = 0, available_at = ?, done_at = NULL, last_error = NULL, \
+                  locked_by = NULL, locked_at = NULL \
+                  WHERE seq IN (SELECT seq FROM {table} WHERE status = 3",
+        purge: "DELETE FROM {table} WHERE seq IN (",
+        purgeable: "SELECT seq FROM {table} WHERE ",
+
+        create_history: "CREATE TABLE IF NOT EXISTS {schema}posthaste_migration (\
+                         table_name TEXT NOT NULL COLLATE NOCASE, version INTEGER NOT NULL, name TEXT NOT NULL, \
+                         applied_at INTEGER NOT NULL, PRIMARY KEY (table_name, version))",
+        applied: "SELECT coalesce(max(version), 0) FROM {schema}posthaste_migration WHERE table_name = ?1",
+        record_applied: "INSERT INTO {schema}posthaste_migration (table_name, version, name, applied_at) \
+                         VALUES (?1, ?2, ?3, ?4)",
+    },
+};
+
+/// The values of one row of an insert.
+pub(super) const INSERT_ROW: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0)";
+
+pub(super) const MIGRATIONS: &[Migration] =
+    &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];
+
+#[cfg(test)]
+mod tests {
+    use sqlx::{AssertSqlSafe, Row};
+
+    use crate::SqliteStore;
+
+    /// How SQLite carries out a statement, a step a line.
+    async fn plan(store: &SqliteStore, sql: &str, parameters: usize) -> String {
+        let mut query = sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")));
+        for _ in 0..parameters {
+            query = query.bind("{}");
+        }
+        let steps = query.fetch_all(store.pool()).await.unwrap();
+        steps.iter().map(|step| step.get::<String, _>("detail") + "\n").collect()
+    }
+
+    #[tokio::test]
+    async fn claims_walk_only_what_is_pending_and_sort_nothing() {
+        let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
+        store.migrate().await.unwrap();
+        let slots = &store.sql.slots;
+        let claim = plan(&store, slots.claim.as_str(), 5).await;
+        assert!(claim.contains("SEARCH outbox_event USING INDEX outbox_event_pending (available_at<?)"), "{claim}");
+        assert!(claim.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid=?)"), "{claim}");
+        assert!(!claim.contains("TEMP B-TREE") && !claim.contains("SCAN"), "{claim}");
+        let next = plan(&store, slots.next_available.as_str(), 1).await;
+        assert!(next.contains("USING INDEX outbox_event_pending (available_at>?)"), "{next}");
+    }
+
+    #[tokio::test]
+    async fn settlements_find_each_row_by_its_id() {
+        let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
+        store.migrate().await.unwrap();
+        let slots = &store.sql.slots;
+        for (sql, parameters) in [(&slots.settle_done, 2), (&slots.settle_other, 1), (&slots.renew, 2)] {
+            let plan = plan(&store, sql.as_str(), parameters).await;
+            assert!(plan.contains("SEARCH t USING INDEX sqlite_autoindex_outbox_event_1 (event_id=?)"), "{plan}");
+            assert!(!plan.contains("SCAN t") && !plan.contains("TEMP B-TREE"), "{plan}");
+        }
+    }
+
+    #[tokio::test]
+    async fn counts_never_walk_the_table() {
+        let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
+        store.migrate().await.unwrap();
+        let counts = plan(&store, store.sql.slots.counts.as_str(), 0).await;
+        assert!(counts.contains("INDEX outbox_event_pending"), "{counts}");
+        assert!(counts.contains("COVERING INDEX outbox_event_final"), "{counts}");
+    }
+}

@@ -1,0 +1,96 @@
+//! Transactions.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
+use sqlx::sqlite::{Sqlite, SqliteConnection};
+use sqlx::{Connection, Transaction};
+
+use super::gate::Turn;
+use super::{SqliteStore, fault};
+
+/// A transaction of a [`SqliteStore`], which is the only one of this process that writes while it is open.
+///
+/// It is used as an sqlx transaction is, through `&mut *tx`. Dropping it rolls it back.
+pub struct SqliteTx {
+    // Dropped before the turn, so that the next writer finds the rollback under way.
+    inner: Transaction<'static, Sqlite>,
+    _turn: Turn,
+}
+
+impl Deref for SqliteTx {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        &self.inner
+    }
+}
+
+impl DerefMut for SqliteTx {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        &mut self.inner
+    }
+}
+
+impl fmt::Debug for SqliteTx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteTx").finish_non_exhaustive()
+    }
+}
+
+impl WriteStore for SqliteStore {
+    type Connection = SqliteConnection;
+    type Tx<'c> = Transaction<'c, Sqlite>;
+    type OwnTx = SqliteTx;
+
+    /// Begins a transaction that writes from the start (`BEGIN IMMEDIATE`): one that first read and then writes would
+    /// be refused, without any waiting, if another wrote in between.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] when another transaction of this process, or of another one, stays open for more than 5 s.
+    async fn begin(&self) -> Result<SqliteTx, Error> {
+        let turn = self.gate.enter().await?;
+        let inner = self.begin_immediate().await.map_err(|error| self.fault(error))?;
+        Ok(SqliteTx { inner, _turn: turn })
+    }
+
+    async fn insert(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
+        self.insert_rows(connection, rows).await
+    }
+
+    async fn commit(&self, tx: SqliteTx) -> Result<(), CommitError> {
+        let SqliteTx { inner, _turn } = tx;
+        // A transaction that could not be committed is rolled back when sqlx drops it.
+        inner.commit().await.map_err(|error| fault::classify_commit(error, self.table()))
+    }
+
+    async fn rollback(&self, tx: SqliteTx) -> Result<(), Error> {
+        let SqliteTx { inner, _turn } = tx;
+        inner.rollback().await.map_err(|error| self.fault(error))
+    }
+}
+
+impl SqliteStore {
+    /// Begins a transaction. The caller has its turn.
+    pub(super) async fn begin_immediate(&self) -> Result<Transaction<'static, Sqlite>, sqlx::Error> {
+        let connections = self.pool.options().get_max_connections();
+        for _ in 0..connections {
+            match self.pool.begin_with("BEGIN IMMEDIATE").await {
+                Err(sqlx::Error::InvalidSavePointStatement) => self.close_if_stale().await?,
+                begun => return begun,
+            }
+        }
+        self.pool.begin_with("BEGIN IMMEDIATE").await
+    }
+
+    /// Closes a connection whose transaction SQLite ended by itself, as it does after some errors. sqlx goes on counting
+    /// such a transaction as open, and would never begin another one on that connection.
+    async fn close_if_stale(&self) -> Result<(), sqlx::Error> {
+        let connection = self.pool.acquire().await?;
+        if connection.is_in_transaction() {
+            connection.close().await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! Which database a URL speaks of.
+
+use std::fmt;
+
+use posthaste_core::store::Error;
+
+/// A database that a URL can speak of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Scheme {
+    /// `sqlite:`.
+    Sqlite,
+    /// `postgres:` and `postgresql:`.
+    Postgres,
+    /// `mysql:` and `mariadb:`.
+    MySql,
+}
+
+impl Scheme {
+    /// How URLs begin, and what they then mean.
+    const KNOWN: [(&'static str, Self); 5] = [
+        ("sqlite", Self::Sqlite),
+        ("postgres", Self::Postgres),
+        ("postgresql", Self::Postgres),
+        ("mysql", Self::MySql),
+        ("mariadb", Self::MySql),
+    ];
+
+    /// Whether this build can talk to it.
+    pub const fn is_compiled_in(self) -> bool {
+        match self {
+            Self::Sqlite => cfg!(feature = "sqlite"),
+            Self::Postgres | Self::MySql => false,
+        }
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Sqlite => "SQLite",
+            Self::Postgres => "PostgreSQL",
+            Self::MySql => "MySQL",
+        })
+    }
+}
+
+/// Which database a URL speaks of, by the part before its first colon, in capitals or not.
+///
+/// # Errors
+/// [`Error::Config`] when there is no such part, when it is not known (the message lists those that are), or when the
+/// database is known but this build has no support for it. Messages never show the rest of the URL, which may hold a
+/// password.
+pub fn detect(url: &str) -> Result<Scheme, Error> {
+    let Some((given, _)) = url.split_once(':') else {
+        return Err(refused("", format!("it has no scheme; a database URL begins with {}", known())));
+    };
+    let Some((_, scheme)) = Scheme::KNOWN.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(given)) else {
+        return Err(refused(given, format!("the scheme is unknown; a database URL begins with {}", known())));
+    };
+    if scheme.is_compiled_in() {
+        Ok(scheme)
+    } else {
+        Err(refused(given, format!("support for {scheme} is not compiled into this build")))
+    }
+}
+
+fn known() -> String {
+    Scheme::KNOWN.map(|(name, _)| format!("{name}:")).join(", ")
+}
+
+fn refused(given: &str, reason: String) -> Error {
+    // Whatever stands before the colon of something that is no URL may be a secret as well.
+    let plain = given.len() <= 16 && given.chars().all(|c| c.is_ascii_alphanumeric());
+    Error::Config { field: "url", value: if plain { given.to_owned() } else { "…".to_owned() }, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(feature = "sqlite")]
+    fn case_of_the_scheme_does_not_matter() {
+        for url in ["sqlite:orders.db", "SQLite://orders.db", "SQLITE::memory:"] {
+            assert_eq!(detect(url).unwrap(), Scheme::Sqlite);
+        }
+    }
+
+    #[test]
+    fn an_unknown_scheme_lists_the_known_ones_and_shows_nothing_else() {
+        let error = detect("oracle://scott:tiger@db/orders").unwrap_err().to_string();
+        assert!(error.contains("\"oracle\"") && error.contains("unknown"), "{error}");
+        assert!(error.contains("sqlite:, postgres:, postgresql:, mysql:, mariadb:"), "{error}");
+        assert!(!error.contains("tiger"), "{error}");
+        let error = detect("orders.db").unwrap_err().to_string();
+        assert!(error.contains("no scheme") && error.contains("sqlite:"), "{error}");
+    }
+
+    #[test]
+    fn a_known_database_without_support_says_so() {
+        for url in ["postgres://u:secret@h/d", "PostgreSQL://h/d", "mysql://h/d", "MariaDB://h/d"] {
+            let error = detect(url).unwrap_err().to_string();
+            assert!(error.contains("not compiled into this build"), "{error}");
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Claims and settlements.
+
+use std::time::Duration;
+
+use posthaste_core::EventId;
+use posthaste_core::store::{Action, AdminStore, Lease, RelayStore, Settled, Settlement, Status};
+
+use crate::support::{Database, claim, event, ids, settle_all, write};
+
+#[tokio::test]
+async fn rows_of_unexpected_types_are_malformed_and_hold_up_no_others() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(
+        &store,
+        ["good", "headers", "attempts", "negative", "payload", "utf8", "occurred", "both", "none"].map(event),
+    )
+    .await;
+    let damage = [
+        ("headers", "headers = x'00ff'"),
+        ("attempts", "attempts = 'many'"),
+        ("negative", "attempts = -1"),
+        ("payload", "payload = x'7b7d'"),
+        ("utf8", "payload = CAST(x'22ff22' AS TEXT)"),
+        ("occurred", "occurred_at = 'yesterday'"),
+        ("both", "payload_bytes = x'00'"),
+        ("none", "payload = NULL"),
+    ];
+    for (id, set) in damage {
+        let sql = format!("UPDATE outbox_event SET {set} WHERE event_id = '{id}'");
+        sqlx::query(sqlx::AssertSqlSafe(sql)).execute(store.pool()).await.unwrap();
+    }
+
+    let (lease, claimed) = claim(&store, 100).await;
+    assert_eq!(ids(&claimed), ["good"]);
+    let malformed: Vec<_> = claimed.malformed.iter().map(|row| row.id.as_str()).collect();
+    assert_eq!(malformed, damage.map(|(id, _)| id));
+    assert_eq!(claimed.malformed[0].reason, "headers is not text in UTF-8");
+    assert_eq!(claimed.malformed[1].reason, "attempts is not a whole number");
+
+    // They can be made DEAD, and looked at.
+    let dead = |row: &posthaste_core::store::Malformed| Settlement {
+        id: row.id.clone(),
+        lease: lease.clone(),
+        action: Action::Dead { error: row.reason.clone(), counts: false },
+    };
+    let settled = store.settle(&claimed.malformed.iter().map(dead).collect::<Vec<_>>()).await.unwrap();
+    assert_eq!(settled, [Settled::Applied; 8]);
+    let record = store.find(&EventId::from_row("headers")).await.unwrap().unwrap();
+    assert_eq!((record.state.status, record.event.is_err()), (Status::Dead, true));
+}
+
+#[tokio::test]
+async fn a_batch_is_answered_row_by_row_in_its_order_even_with_repeated_ids() {
+    let database = Database::new();
+    let store = database.store().await;
+    let odd = "q\"u'o\\t\u{e9}\u{1f600}\n";
+    write(&store, ["a", "b", "c", "d", odd].map(event)).await;
+    let (lease, _) = claim(&store, 10).await;
+    let other = Lease::new("other", 1);
+    let settle =
+        |id: &str, lease: &Lease, action| Settlement { id: EventId::from_row(id), lease: lease.clone(), action };
+    let delay = Duration::from_secs(60);
+    let answers = store
+        .settle(&[
+            settle("a", &other, Action::Done),
+            settle("b", &lease, Action::Release),
+            settle("a", &lease, Action::Retry { delay, error: "no\0".to_owned() }),
+            settle("a", &lease, Action::Done),
+            settle(odd, &lease, Action::Done),
+            settle("gone", &lease, Action::Done),
+            settle("c", &lease, Action::Done),
+            settle("b", &lease, Action::Done),
+            settle("c", &lease, Action::Dead { error: String::new(), counts: true }),
+            settle("d", &lease, Action::Defer { delay }),
+        ])
+        .await
+        .unwrap();
+    use Settled::{Applied, Lost};
+    assert_eq!(answers, [Lost, Applied, Applied, Lost, Applied, Lost, Applied, Lost, Lost, Applied]);
+
+    let state = async |id: &str| store.find(&EventId::from_row(id)).await.unwrap().unwrap().state;
+    let a = state("a").await;
+    assert_eq!((a.status, a.attempts, a.last_error.as_deref()), (Status::Retry, 1, Some("no\u{fffd}")));
+    assert!(a.lease.is_none() && a.available_at > a.created_at + delay && a.done_at.is_none());
+    let d = state("d").await;
+    assert_eq!((d.status, d.attempts, d.last_error), (Status::New, 0, None));
+    assert!(d.lease.is_none() && d.available_at > d.created_at + delay);
+    assert_eq!((state("c").await.status, state(odd).await.status), (Status::Done, Status::Done));
+    let (_, claimed) = claim(&store, 10).await;
+    assert_eq!(ids(&claimed), ["b"]);
+}
+
+#[tokio::test]
+async fn only_held_leases_are_renewed() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(&store, ["a", "b", "c"].map(event)).await;
+    let (lease, claimed) = claim(&store, 2).await;
+    store.settle(&settle_all(&lease, &claimed, &Action::Done)[1..]).await.unwrap();
+    sqlx::query("UPDATE outbox_event SET locked_at = 1 WHERE locked_at IS NOT NULL")
+        .execute(store.pool())
+        .await
+        .unwrap();
+
+    let other = Lease::new("other", 1);
+    let leases: Vec<_> = [("a", &other), ("a", &lease), ("b", &lease), ("c", &lease), ("a", &lease)]
+        .map(|(id, lease)| (EventId::from_row(id), lease.clone()))
+        .into();
+    assert_eq!(store.renew(&leases).await.unwrap(), [false, true, false, false, true]);
+    assert_eq!(ids(&claim(&store, 10).await.1), ["c"]);
+    assert_eq!(store.release_all().await.unwrap(), 2);
+    assert_eq!(ids(&claim(&store, 10).await.1), ["a", "c"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_of_two_pools_never_overlap() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(&store, (0..400).map(|n| event(&n.to_string()))).await;
+    let second = database.store().await;
+    let tasks: Vec<_> = (0..8)
+        .map(|n| {
+            let store = if n % 2 == 0 { store.clone() } else { second.clone() };
+            tokio::spawn(async move {
+                let mut mine = Vec::new();
+                loop {
+                    let (_, claimed) = claim(&store, 7).await;
+                    if claimed.rows.is_empty() {
+                        return mine;
+                    }
+                    mine.extend(claimed.rows.into_iter().map(|row| row.event.id().to_string()));
+                }
+            })
+        })
+        .collect();
+    let mut all = Vec::new();
+    for task in tasks {
+        all.extend(task.await.unwrap());
+    }
+    assert_eq!(all.len(), 400);
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 400);
+}

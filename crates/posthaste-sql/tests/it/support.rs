@@ -1,0 +1,114 @@
+//! A store of its own for each test.
+
+use std::future::{Future, poll_fn};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use posthaste_core::Event;
+use posthaste_core::store::{Action, Claim, Claimed, Lease, NewRow, RelayStore, Settlement, WriteStore};
+use posthaste_sql::SqliteStore;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
+use tempfile::TempDir;
+
+/// A database in a directory that goes with it.
+pub(crate) struct Database {
+    directory: TempDir,
+}
+
+impl Database {
+    pub(crate) fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.directory.path().join("outbox.db")
+    }
+
+    /// A migrated store as users open it.
+    pub(crate) async fn store(&self) -> SqliteStore {
+        let store = SqliteStore::open(self.path()).await.unwrap();
+        store.migrate().await.unwrap();
+        store
+    }
+
+    /// A migrated store on a pool of that many connections that does not wait for locks.
+    pub(crate) async fn impatient_store(&self, connections: u32) -> SqliteStore {
+        self.store().await.pool().close().await;
+        SqliteStore::new(self.pool(connections).await)
+    }
+
+    /// A pool that does not wait for locks, as another process might have one.
+    pub(crate) async fn pool(&self, connections: u32) -> SqlitePool {
+        let options = SqliteConnectOptions::new().filename(self.path()).busy_timeout(Duration::ZERO);
+        SqlitePoolOptions::new().max_connections(connections).connect_with(options).await.unwrap()
+    }
+}
+
+/// An event of no interest.
+pub(crate) fn event(id: &str) -> Event {
+    Event::builder("Happened").id(id).json_text("{}").build().unwrap()
+}
+
+pub(crate) fn unleased(events: impl IntoIterator<Item = Event>) -> Vec<NewRow> {
+    events.into_iter().map(|event| NewRow { event, lease: None }).collect()
+}
+
+/// Writes events in a transaction of the store.
+pub(crate) async fn write(store: &SqliteStore, events: impl IntoIterator<Item = Event>) {
+    let mut tx = store.begin().await.unwrap();
+    store.insert(&mut tx, &unleased(events)).await.unwrap();
+    store.commit(tx).await.unwrap();
+}
+
+/// A claim under a lease that no other has.
+pub(crate) fn claim_of(limit: usize) -> Claim {
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    Claim {
+        lease: Lease::new("test", NUMBER.fetch_add(1, Ordering::Relaxed)),
+        lease_duration: Duration::from_secs(300),
+        limit,
+        skip_recent: Duration::ZERO,
+    }
+}
+
+/// Claims up to that many rows and says under which lease.
+pub(crate) async fn claim(store: &SqliteStore, limit: usize) -> (Lease, Claimed) {
+    let claim = claim_of(limit);
+    let claimed = store.claim(&claim).await.unwrap();
+    (claim.lease, claimed)
+}
+
+pub(crate) fn ids(claimed: &Claimed) -> Vec<&str> {
+    claimed.rows.iter().map(|row| row.event.id().as_str()).collect()
+}
+
+/// One settlement for all rows of a claim.
+pub(crate) fn settle_all(lease: &Lease, claimed: &Claimed, action: &Action) -> Vec<Settlement> {
+    let settle = |row: &posthaste_core::store::ClaimedRow| Settlement {
+        id: row.event.id().clone(),
+        lease: lease.clone(),
+        action: action.clone(),
+    };
+    claimed.rows.iter().map(settle).collect()
+}
+
+/// Runs a future until it was polled that many times, then drops it. Says whether it came to its end.
+pub(crate) async fn cut_short<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    let mut left = polls;
+    poll_fn(|context| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        let polled = future.as_mut().poll(context).map(Some);
+        if polled.is_pending() && left == 0 {
+            context.waker().wake_by_ref();
+        }
+        polled
+    })
+    .await
+}

@@ -1,0 +1,222 @@
+//! Inserts, transactions and commits.
+
+use std::time::Duration;
+
+use posthaste_core::store::{AdminStore, CommitError, Error, Lease, NewRow, RelayStore, WriteStore};
+use posthaste_core::{Event, EventId};
+use sqlx::Connection;
+
+use crate::support::{Database, claim, claim_of, event, ids, unleased, write};
+
+#[tokio::test]
+async fn payloads_come_back_byte_for_byte() {
+    let store = Database::new();
+    let store = store.store().await;
+    let texts = [
+        r#" { "b" : 1,  "a":"\u0000 \ud83d\ude00 é 😀 \" \\ ' ` ; --", "a": 1.0e0 } "#,
+        "[1,\n\t2 ,3]\r\n",
+        "\"\"",
+        "0",
+        "12345678901234567890123456789.10",
+        "null",
+    ];
+    let bytes: [&[u8]; 3] = [b"", b"\0\xff\xfe", "text".as_bytes()];
+    let of_texts = texts.iter().map(|text| Event::of_json("T", *text).unwrap());
+    let of_bytes = bytes.iter().map(|bytes| Event::builder("T").bytes(*bytes).build().unwrap());
+    let full = Event::builder("Größe'\"")
+        .aggregate("Ördër", "4\"2")
+        .tenant_id("t'1")
+        .topic("a.b")
+        .content_type("application/x+json")
+        .header("k\"e'y", "välue \u{1}\n😀")
+        .json_text("{}")
+        .build()
+        .unwrap();
+    let events: Vec<Event> = of_texts.chain(of_bytes).chain([full]).collect();
+    write(&store, events.clone()).await;
+
+    let (_, claimed) = claim(&store, 100).await;
+    assert!(claimed.malformed.is_empty(), "{:?}", claimed.malformed);
+    let back: Vec<Event> = claimed.rows.into_iter().map(|row| row.event).collect();
+    assert_eq!(back, events);
+    for event in events {
+        assert_eq!(store.find(event.id()).await.unwrap().unwrap().event.unwrap(), event);
+    }
+}
+
+#[tokio::test]
+async fn ten_thousand_rows_go_in_at_once_and_keep_their_order() {
+    let database = Database::new();
+    let store = database.store().await;
+    let events: Vec<Event> = (0..10_000).map(|n| event(&format!("{n:05}"))).collect();
+    write(&store, events).await;
+    write(&store, []).await;
+    assert_eq!(store.counts().await.unwrap().new, 10_000);
+    let (_, claimed) = claim(&store, 20_000).await;
+    assert_eq!(claimed.rows.len(), 10_000);
+    assert!(ids(&claimed).is_sorted());
+}
+
+#[tokio::test]
+async fn a_taken_id_is_named_and_leaves_none_of_its_batch_in_a_transaction_that_goes_on() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(&store, [event("taken")]).await;
+
+    let mut tx = store.begin().await.unwrap();
+    for size in [1, 8, 100, 1_000] {
+        let mut batch: Vec<Event> = (1..size).map(|n| event(&format!("{size}-{n}"))).collect();
+        batch.push(event("taken"));
+        let error = store.insert(&mut tx, &unleased(batch)).await.unwrap_err();
+        assert!(matches!(&error, Error::DuplicateId { id } if *id == "taken"), "{error:?}");
+    }
+    let twice = unleased([event("a"), event("twice"), event("b"), event("twice")]);
+    let error = store.insert(&mut tx, &twice).await.unwrap_err();
+    assert!(matches!(&error, Error::DuplicateId { id } if *id == "twice"), "{error:?}");
+    store.insert(&mut tx, &unleased([event("after")])).await.unwrap();
+    store.commit(tx).await.unwrap();
+
+    let (_, claimed) = claim(&store, 10_000).await;
+    assert_eq!(ids(&claimed), ["taken", "after"]);
+}
+
+#[tokio::test]
+async fn a_row_born_leased_is_left_alone_until_the_lease_ends() {
+    let database = Database::new();
+    let store = database.store().await;
+    let mut tx = store.begin().await.unwrap();
+    let born = NewRow { event: event("born"), lease: Some(Lease::new("writer", 7)) };
+    store.insert(&mut tx, &[born]).await.unwrap();
+    store.commit(tx).await.unwrap();
+
+    let record = store.find(&EventId::from_row("born")).await.unwrap().unwrap();
+    let (lease, leased_at) = record.state.lease.unwrap();
+    assert_eq!((lease.as_str(), leased_at), ("writer/7", record.state.created_at));
+    assert!(claim(&store, 10).await.1.rows.is_empty());
+    sqlx::query("UPDATE outbox_event SET locked_at = locked_at - 300000000").execute(store.pool()).await.unwrap();
+    assert_eq!(ids(&claim(&store, 10).await.1), ["born"]);
+}
+
+#[tokio::test]
+async fn a_foreign_transaction_can_be_written_to() {
+    let database = Database::new();
+    let store = database.store().await;
+    let mut tx = store.pool().begin_with("BEGIN IMMEDIATE").await.unwrap();
+    store.insert(&mut tx, &unleased([event("1"), event("2"), event("3")])).await.unwrap();
+    tx.rollback().await.unwrap();
+    assert_eq!(store.counts().await.unwrap().total(), 0);
+    let mut tx = store.pool().begin().await.unwrap();
+    store.insert(&mut tx, &unleased([event("1"), event("2"), event("3")])).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(store.counts().await.unwrap().new, 3);
+}
+
+#[tokio::test]
+async fn a_failed_commit_is_known_not_to_have_happened_and_spoils_no_connection() {
+    let database = Database::new();
+    let store = database.impatient_store(1).await;
+    let mut tx = store.begin().await.unwrap();
+    store.insert(&mut tx, &unleased([event("lost")])).await.unwrap();
+    // SQLite ends transactions by itself after some errors, unknown to sqlx.
+    sqlx::query("ROLLBACK").execute(&mut *tx).await.unwrap();
+    let error = store.commit(tx).await.unwrap_err();
+    assert!(matches!(error, CommitError::NotCommitted(_)), "{error:?}");
+
+    write(&store, [event("kept")]).await;
+    assert_eq!(ids(&claim(&store, 10).await.1), ["kept"]);
+
+    // A deferred constraint fails in the commit itself, and leaves the transaction open.
+    let mut tx = store.begin().await.unwrap();
+    sqlx::raw_sql(
+        "CREATE TABLE parent (id INTEGER PRIMARY KEY);
+         CREATE TABLE child (parent INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED);
+         INSERT INTO child VALUES (1)",
+    )
+    .execute(&mut *tx)
+    .await
+    .unwrap();
+    let error = store.commit(tx).await.unwrap_err();
+    assert!(matches!(error, CommitError::NotCommitted(_)), "{error:?}");
+    write(&store, [event("also kept")]).await;
+    assert!(!store.pool().acquire().await.unwrap().is_in_transaction());
+}
+
+#[tokio::test]
+async fn a_pool_of_one_connection_is_enough() {
+    let database = Database::new();
+    let store = database.impatient_store(1).await;
+    let tasks = (0..8).map(|task| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for n in 0..20 {
+                write(&store, [event(&format!("{task}-{n}"))]).await;
+                let (lease, claimed) = claim(&store, 3).await;
+                let settlements = crate::support::settle_all(&lease, &claimed, &posthaste_core::store::Action::Done);
+                store.settle(&settlements).await.unwrap();
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    let counts = store.counts().await.unwrap();
+    assert_eq!((counts.pending(), counts.done), (0, 160));
+}
+
+#[tokio::test]
+async fn the_insert_of_the_documents_works() {
+    let database = Database::new();
+    let store = database.store().await;
+    let now = posthaste_core::Timestamp::now().as_micros();
+    sqlx::query(
+        "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id,
+           tenant_id, payload, headers, status, attempts, available_at, created_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, ?, ?)",
+    )
+    .bind("doc")
+    .bind("OrderPlaced")
+    .bind("Order")
+    .bind("42")
+    .bind(None::<String>)
+    .bind("{\"total\": 1}")
+    .bind("{\"trace\":\"x\"}")
+    .bind(now)
+    .bind(now)
+    .execute(store.pool())
+    .await
+    .unwrap();
+    // The least that another program can say.
+    sqlx::query("INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('least', 'T', '1')")
+        .execute(store.pool())
+        .await
+        .unwrap();
+    // Text in the place of a moment would never be due; it is refused instead.
+    let dated = "INSERT INTO outbox_event (event_id, event_type, payload, available_at) \
+                 VALUES ('dated', 'T', '1', '2026-01-01 00:00:00')";
+    assert!(sqlx::query(dated).execute(store.pool()).await.is_err());
+
+    let claimed = claim(&store, 10).await.1;
+    assert_eq!(claimed.rows.len(), 2);
+    let by_id = |id: &str| claimed.rows.iter().find(|row| *row.event.id() == id).unwrap();
+    assert_eq!(by_id("doc").event.header("trace"), Some("x"));
+    assert_eq!(by_id("doc").event.occurred_at().as_micros(), now);
+    assert_eq!(by_id("least").event.aggregate_type(), "__GLOBAL__");
+    assert!(by_id("least").lag < Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn delays_are_counted_from_the_insert() {
+    let database = Database::new();
+    let store = database.store().await;
+    let delay = Duration::from_secs(3600);
+    let delayed = |id: &str, delay| Event::builder("T").id(id).json_text("{}").deliver_after(delay).build().unwrap();
+    write(&store, [delayed("later", delay * 2), delayed("soon", delay), event("now")]).await;
+    let claim = claim_of(10);
+    let claimed = store.claim(&claim).await.unwrap();
+    assert_eq!(ids(&claimed), ["now"]);
+    let next_in = claimed.next_in.unwrap();
+    assert!(next_in <= delay && next_in > delay - Duration::from_secs(60), "{next_in:?}");
+    // A full claim does not look.
+    write(&store, [event("another")]).await;
+    assert_eq!(crate::support::claim(&store, 1).await.1.next_in, None);
+}
