@@ -1,1 +1,15 @@
-//! x
+//! A transactional outbox: events written with your business change, delivered at least once.
+
+pub use posthaste_core::{
+    dispatcher, event, hook, inflight, interceptor, listener, memory, metrics, options, outbox, poller, registry,
+    retry, store, time, wake,
+};
+
+pub use posthaste_core::{
+    AggregateType, BatchListener, Closed, CommitError, Delivery, Dispatcher, Event, EventBuilder, EventId, EventType,
+    Failure, FanOut, Interceptor, IntoEvent, Listener, MemoryStore, Metrics, Options, Outbox, OutboxBuilder, Outcome,
+    Poller, Receipt, Registry, RetryPolicy, Status, Timestamp, Transaction, Verdict, WriteError, WriteHook,
+};
+
+#[cfg(feature = "sqlite")]
+pub use posthaste_sql::{SqliteStore, SqliteTx};
