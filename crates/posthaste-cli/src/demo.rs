@@ -31,7 +31,7 @@ use report::Report;
 use scenario::Scenario;
 use service::Service;
 use verdict::Verdict;
-use view::View;
+use view::{View, say};
 
 /// Show what an outbox is for: an order service on SQLite that is tripped up on purpose, and loses nothing.
 ///
@@ -40,26 +40,34 @@ use view::View;
 /// with what the listener received.
 ///
 /// Exit status: 0 if every promise was kept, 1 if one was broken, 2 if the demo could not run, 130 after Ctrl-C.
+///
+/// A kept database can be used again: the verdict is then about the new run, and what an interrupted run left behind is
+/// delivered as well.
 #[derive(clap::Args)]
+// Negative numbers are taken as values, so that their refusal names the flag.
 pub(crate) struct Args {
     /// How many orders to place, 1 to 1000000.
-    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 5000)]
+    #[arg(allow_negative_numbers = true, value_parser = value_parser!(u64).range(1..=1_000_000))]
     events: u64,
 
     /// How many orders to place per second, up to 1000000; 0 for as fast as the database takes them.
-    #[arg(long, value_name = "R", default_value_t = 2000, value_parser = value_parser!(u32).range(0..=1_000_000))]
+    #[arg(long, value_name = "R", default_value_t = 2000)]
+    #[arg(allow_negative_numbers = true, value_parser = value_parser!(u32).range(0..=1_000_000))]
     rate: u32,
 
     /// How many listeners run at once, 1 to 256.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=256))]
     workers: u16,
 
-    /// Where to keep the database; used again if it is there. Default: a temporary one, removed at the end.
+    /// Where to keep the database; used again if it is there. Default: a temporary one, removed at the end, which is
+    /// faster because it need not survive a power cut.
     #[arg(long, value_name = "PATH")]
     database: Option<PathBuf>,
 
     /// Decides what fails and what is rolled back. Default: a random one, which is shown.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", allow_negative_numbers = true)]
     seed: Option<u64>,
 }
 
@@ -119,10 +127,10 @@ impl Args {
 
 /// Ends in order after the first Ctrl-C, and at once at the second.
 async fn stop(scenario: &mut Scenario) {
-    eprintln!("Interrupted: finishing what is in hand. Ctrl-C again to leave at once.");
+    say("Interrupted: finishing what is in hand. Ctrl-C again to leave at once.");
     tokio::select! {
-        () = scenario.stop() => eprintln!("Stopped. What was still pending would be delivered at the next start."),
-        () = interrupted() => eprintln!("Left at once. What was in hand would be delivered at the next start."),
+        () = scenario.stop() => say("Stopped. What was still pending would be delivered at the next start."),
+        () = interrupted() => say("Left at once. What was in hand would be delivered at the next start."),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use posthaste::SqliteStore;
 use sqlx::Connection as _;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use tempfile::TempDir;
 
 use super::service::CREATE_ORDERS;
@@ -34,7 +34,7 @@ impl Database {
             Some(path) => {
                 check_place(path)?;
                 check_owner(path).await?;
-                let store = open_store(path).await.with_context(|| {
+                let store = open(path).await.with_context(|| {
                     format!(
                         "--database {} cannot be used; it must be a file that can be written, \
                          in a directory that can be written",
@@ -51,7 +51,7 @@ impl Database {
                         std::env::temp_dir().display()
                     )
                 })?;
-                let store = open_store(&directory.path().join("demo.db")).await.with_context(|| {
+                let store = open_temporary(&directory.path().join("demo.db")).await.with_context(|| {
                     format!(
                         "no database can be made in {}; name a file with --database, or set TMPDIR",
                         directory.path().display()
@@ -77,8 +77,23 @@ impl Database {
     }
 }
 
-async fn open_store(path: &Path) -> anyhow::Result<SqliteStore> {
-    let store = SqliteStore::open(path).await?;
+async fn open(path: &Path) -> anyhow::Result<SqliteStore> {
+    with_tables(SqliteStore::open(path).await?).await
+}
+
+/// Opens a database that will not outlive the demo, and so need not survive a power cut: without a sync for every
+/// commit, slow disks do not set the pace.
+async fn open_temporary(path: &Path) -> anyhow::Result<SqliteStore> {
+    let options = SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Normal);
+    let pool = SqlitePoolOptions::new().max_connections(8).connect_with(options).await?;
+    with_tables(SqliteStore::new(pool)).await
+}
+
+async fn with_tables(store: SqliteStore) -> anyhow::Result<SqliteStore> {
     store.migrate().await?;
     for statement in [SET_APPLICATION_ID, CREATE_ORDERS] {
         sqlx::query(statement).execute(store.pool()).await?;

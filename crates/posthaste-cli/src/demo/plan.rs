@@ -51,7 +51,7 @@ impl Plan {
     /// A plan for that many orders, numbered from `first` on.
     pub(super) fn new(seed: u64, first: OrderId, events: u64, rate: u32) -> Self {
         let mut plan = Self { seed, first, events, rate, poison: first };
-        plan.poison = first + plan.dice(Roll::Poison, 0, 0).i64(0..plan.placeable());
+        plan.poison = first + plan.dice(Roll::Poison, first, 0).i64(0..plan.placeable());
         plan
     }
 

@@ -1,11 +1,14 @@
 //! The last page: what happened, whether the promises were kept, and where to go from here. It goes to stdout.
 
-use console::style;
+use std::fmt;
+use std::io::Write as _;
+
+use console::{StyledObject, style};
 
 use super::database::Database;
 use super::figures::Figures;
 use super::plan::Plan;
-use super::units::{count, counted, length, rate};
+use super::units::{count, length, rate};
 use super::verdict::{Promise, Verdict};
 
 /// Orders named for a promise that was broken; more would hide the rest of the page.
@@ -21,73 +24,77 @@ pub(super) struct Report<'a> {
 
 impl Report<'_> {
     pub(super) fn print(&self) {
-        println!();
-        self.what_happened();
-        println!();
-        self.promises();
-        println!();
-        self.end();
+        // Whoever reads may have seen enough; that changes nothing about the exit status.
+        let _ = std::io::stdout().write_all(self.to_string().as_bytes());
     }
 
-    fn what_happened(&self) {
+    fn what_happened(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let figures = self.figures;
         let took = figures.elapsed();
-        heading("What happened");
-        fact("orders", &count(figures.written.get()), "committed, each in one transaction with its event");
-        fact("", &count(figures.rolled_back.get()), "rolled back on purpose, and their events with them");
-        let per_second = rate(figures.delivered.get(), took);
-        fact("events", &count(figures.delivered.get()), &format!("delivered in {}, {per_second}", length(took)));
-        fact("", &count(figures.retried.get()), "failed deliveries, tried again");
-        fact("", &count(figures.dead.get()), "dead");
+        writeln!(f, "{}", style("What happened").bold())?;
+        fact(f, "orders", &count(figures.written.get()), "committed, each in one transaction with its event")?;
+        fact(f, "", &count(figures.rolled_back.get()), "rolled back on purpose, and their events with them")?;
+        let delivered = figures.delivered.get();
+        fact(f, "events", &count(delivered), &format!("delivered in {}, {}", length(took), rate(delivered, took)))?;
+        fact(f, "", &count(figures.retried.get()), "failed deliveries, tried again")?;
+        fact(f, "", &count(figures.dead.get()), "dead, kept for an operator to look at")?;
         if let (Some(p50), Some(p99)) = (figures.hot_latency(0.5), figures.hot_latency(0.99)) {
-            fact("hot path", &length(p50), "from commit to listener, for half of the events");
-            fact("", &length(p99), "for 99 of 100");
+            fact(f, "hot path", &length(p50), "from commit to listener, p50")?;
+            fact(f, "", &length(p99), "p99")?;
         }
-        fact("kill", &count(self.verdict.in_hand()), "events in hand when the dispatcher was killed");
+        fact(f, "kill", &count(self.verdict.in_hand()), "in hand at the kill, taken over by the next dispatcher")
+    }
+
+    fn promises(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", style("What was promised, checked against both tables and the listener").bold())?;
+        for promise in self.verdict.promises() {
+            let mark = if promise.kept { style("✓").green() } else { style("✗").red() };
+            line(f, &mark.bold(), promise.name, &promise.text)?;
+            if !promise.broken_by.is_empty() {
+                line(f, &style(" "), "", &style(broken_by(promise)).red().to_string())?;
+            }
+        }
         let repeats = self.verdict.repeats();
         let why = match repeats.by_the_kill {
             0 => String::new(),
-            by_the_kill if by_the_kill == repeats.orders => ": the kill came before DONE was stored".to_owned(),
-            by_the_kill => format!(", {} of them because of the kill", count(by_the_kill)),
+            by_the_kill if by_the_kill == repeats.orders => ": the kill came before DONE".to_owned(),
+            by_the_kill => format!(": {} because the kill came before DONE", count(by_the_kill)),
         };
-        fact("", &count(repeats.orders), &format!("delivered twice{why}"));
+        let repeated = format!("{} came again, which is allowed{why}", count(repeats.orders));
+        line(f, &style("·").dim(), "at least once", &repeated)
     }
 
-    fn promises(&self) {
-        heading("What was promised, checked against both tables and the listener");
-        for promise in self.verdict.promises() {
-            let mark = if promise.kept() { style("✓").green() } else { style("✗").red() };
-            println!("  {} {:<15} {}", mark.bold(), promise.name, promise.text);
-            if !promise.kept() {
-                println!("    {:<15} {}", "", style(broken_by(promise)).red());
-            }
-        }
-    }
-
-    fn end(&self) {
+    fn end(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seed = self.plan.seed();
         if self.verdict.holds() {
-            let committed = counted(self.verdict.committed(), "event");
-            println!("{} {committed}, none lost.", style("Every promise was kept.").green().bold());
+            writeln!(f, "{} Run it again with --seed {seed}.", style("Every promise was kept.").green().bold())?;
         } else {
-            println!(
-                "{} Please report it with the seed, {}.",
-                style("A promise was broken.").red().bold(),
-                self.plan.seed()
-            );
+            writeln!(f, "{} Please report it, with --seed {seed}.", style("A promise was broken.").red().bold())?;
         }
         if let Some(path) = self.database.kept() {
-            println!("The database is kept, and the verdict is about this run: {}", path.display());
+            writeln!(f, "The verdict is about this run alone. The database is kept: {}", path.display())?;
         }
-        println!("Next: put it into your own service with the quick start in the README of posthaste.");
+        writeln!(f, "Next: the quick start in the README of posthaste, for a service of your own.")
     }
 }
 
-fn heading(text: &str) {
-    println!("{}", style(text).bold());
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f)?;
+        self.what_happened(f)?;
+        writeln!(f)?;
+        self.promises(f)?;
+        writeln!(f)?;
+        self.end(f)
+    }
 }
 
-fn fact(subject: &str, figure: &str, text: &str) {
-    println!("  {subject:<9} {figure:>8}  {text}");
+fn fact(f: &mut fmt::Formatter<'_>, subject: &str, figure: &str, text: &str) -> fmt::Result {
+    writeln!(f, "  {} {}  {text}", style(format!("{subject:<9}")).dim(), style(format!("{figure:>8}")).bold())
+}
+
+fn line(f: &mut fmt::Formatter<'_>, mark: &StyledObject<&str>, name: &str, text: &str) -> fmt::Result {
+    writeln!(f, "  {mark} {name:<14}  {text}")
 }
 
 fn broken_by(promise: &Promise) -> String {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::figures::Figures;
 use super::plan::Plan;
 use super::service::Service;
-use super::units::{clock, count, length, rate};
+use super::units::{clock, count, counted, length, rate};
 
 /// Between two pictures.
 const FRAME: Duration = Duration::from_millis(80);
@@ -38,13 +38,13 @@ impl View {
 
     /// Says what is going to happen.
     pub(super) fn title(&self, plan: &Plan, workers: u16) {
-        let (name, rest) = ("Posthaste demo", "an order service that is tripped up on purpose, and loses nothing");
-        let orders = count(plan.events());
+        let (name, rest) = ("Posthaste demo", "an order service, tripped up on purpose, that loses nothing");
+        let orders = counted(plan.events(), "order");
         self.print(&format!("{}: {rest}", style(name).for_stderr().bold()));
         self.print("");
-        self.print(&format!("  {orders} orders, each stored in one transaction with its event, on SQLite;"));
+        self.print(&format!("  {orders}, each stored in one transaction with its event, on SQLite;"));
         self.print("  1 in 20 is rolled back, 1 delivery in 50 fails, and 1 event is poison.");
-        let listeners = if workers == 1 { "1 listener" } else { &format!("{workers} listeners") };
+        let listeners = counted(workers.into(), "listener");
         self.print(&format!("  {listeners} at once; half-way the dispatcher is killed. Seed {}.", plan.seed()));
         self.print("");
         if self.bar.is_none() {
@@ -141,10 +141,15 @@ impl View {
 
     fn print(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(|| say(line)),
+            None => say(line),
         }
     }
+}
+
+/// Says something on stderr. Whoever reads may have gone, which is no reason to stop.
+pub(super) fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Whether there is a terminal that a picture can be drawn on. Logs between its lines would spoil it.
