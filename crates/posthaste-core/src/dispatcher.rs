@@ -46,6 +46,8 @@ pub struct Dispatcher {
 /// An event in a queue.
 pub(crate) struct Work {
     pub(crate) delivery: Delivery,
+    /// The number of its row, unless it came hot.
+    pub(crate) seq: Option<i64>,
     pub(crate) token: Token,
     pub(crate) queued_at: Instant,
     /// How long it had been available before it was queued.
@@ -116,7 +118,7 @@ impl ClaimHandler for Dispatcher {
             return Handled::Accepted;
         };
         let delivery = Delivery::new(row.event, row.attempts, Path::Cold);
-        let work = Work { delivery, token, queued_at: Instant::now(), lag: row.lag };
+        let work = Work { delivery, seq: Some(row.seq), token, queued_at: Instant::now(), lag: row.lag };
         match self.queues.push_cold(work) {
             Ok(()) => {
                 self.metrics.cold_enqueued(1);

@@ -75,7 +75,7 @@ impl Keeper {
         }
         let releases: Vec<_> = unused
             .iter()
-            .map(|unused| Settlement { id: unused.id.clone(), lease: unused.lease.clone(), action: Action::Release })
+            .map(|unused| Settlement::new(unused.id.clone(), unused.lease.clone(), Action::Release))
             .collect();
         match self.store.settle(&releases).await {
             Ok(results) => {

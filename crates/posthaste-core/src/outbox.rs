@@ -6,6 +6,7 @@ mod receipt;
 mod transaction;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::task::TaskTracker;
 
@@ -175,7 +176,11 @@ impl<S: WriteStore> Outbox<S> {
         let Some(relay) = &self.0.relay else { return Closed::default() };
         relay.source.close().await;
         let closed = relay.dispatcher.close().await;
+        // Commits whose callers went away run on as tasks; they are short, and let finish.
         self.0.tasks.close();
+        if tokio::time::timeout(LAST_TASKS, self.0.tasks.wait()).await.is_err() {
+            tracing::warn!(tasks = self.0.tasks.len(), "transactions still open at the end of the shutdown");
+        }
         closed
     }
 
@@ -183,9 +188,14 @@ impl<S: WriteStore> Outbox<S> {
     pub async fn shutdown_now(&self) -> Closed {
         let Some(relay) = &self.0.relay else { return Closed::default() };
         relay.source.stop();
-        relay.dispatcher.close_now().await
+        let closed = relay.dispatcher.close_now().await;
+        relay.source.close().await;
+        closed
     }
 }
+
+/// How long a shutdown waits for transactions that nobody waits for any more.
+const LAST_TASKS: Duration = Duration::from_secs(1);
 
 impl<S: WriteStore> Drop for Inner<S> {
     fn drop(&mut self) {

@@ -224,7 +224,7 @@ impl Inner {
             if open && self.handler.handle(row, lease, leased_at) == Handled::Accepted {
                 accepted += 1;
             } else {
-                refused.push(Settlement { id, lease: lease.clone(), action: Action::Release });
+                refused.push(Settlement::new(id, lease.clone(), Action::Release));
             }
         }
         if !refused.is_empty() {
@@ -247,7 +247,7 @@ impl Inner {
             .map(|row| {
                 error!(event_id = %row.id, reason = row.reason, "row cannot be decoded");
                 let action = Action::Dead { error: format!("undecodable: {}", row.reason), counts: false };
-                Settlement { id: row.id, lease: lease.clone(), action }
+                Settlement::new(row.id, lease.clone(), action)
             })
             .collect();
         match self.store.settle(&settlements).await {

@@ -22,6 +22,7 @@ use crate::wake::Wake;
 #[derive(Debug)]
 pub(crate) struct Verdict {
     pub(crate) id: EventId,
+    pub(crate) seq: Option<i64>,
     pub(crate) token: Token,
     pub(crate) path: Path,
     pub(crate) action: Action,
@@ -121,7 +122,8 @@ impl Settler {
         for verdict in batch {
             // The lease may have been taken anew since the worker began.
             if let Some(lease) = self.in_flight.lease(&verdict.id, verdict.token) {
-                settlements.push(Settlement { id: verdict.id.clone(), lease, action: verdict.action.clone() });
+                let (id, action) = (verdict.id.clone(), verdict.action.clone());
+                settlements.push(Settlement { id, seq: verdict.seq, lease, action });
                 held.push(verdict);
             }
         }

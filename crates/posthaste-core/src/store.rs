@@ -112,6 +112,11 @@ impl NewRow {
         Self { event, lease: None, prepared_at: Instant::now() }
     }
 
+    /// A row for an event that is born with a lease.
+    pub fn leased(event: Event, lease: Lease) -> Self {
+        Self { lease: Some(lease), ..Self::new(event) }
+    }
+
     /// A moment before the insert, and so before the lease began.
     pub(crate) fn prepared_at(&self) -> Instant {
         self.prepared_at
@@ -217,6 +222,8 @@ pub struct Claimed {
 /// A row that was claimed.
 #[derive(Clone, Debug)]
 pub struct ClaimedRow {
+    /// The number that the database gave it.
+    pub seq: i64,
     /// The event.
     pub event: Event,
     /// How often it has failed.
@@ -239,10 +246,19 @@ pub struct Malformed {
 pub struct Settlement {
     /// Which row.
     pub id: EventId,
+    /// Its number, where it is known, which a database may find faster than the id.
+    pub seq: Option<i64>,
     /// The lease that must still stand in it.
     pub lease: Lease,
     /// What to make of it.
     pub action: Action,
+}
+
+impl Settlement {
+    /// An outcome for the row with that id.
+    pub fn new(id: EventId, lease: Lease, action: Action) -> Self {
+        Self { id, seq: None, lease, action }
+    }
 }
 
 /// What to make of a row. Each of them ends the lease.

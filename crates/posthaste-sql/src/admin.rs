@@ -5,6 +5,11 @@ use sqlx::{Database, Encode, QueryBuilder, Type};
 
 use crate::dialect::Dialect;
 
+/// The conditions of the partial indexes. A query must repeat one word for word to be served by its index: SQLite does
+/// not see that `status = 3` implies it.
+pub(crate) const PENDING: &str = "status IN (0, 2)";
+pub(crate) const FINAL: &str = "status IN (1, 3)";
+
 /// Appends the conditions of a filter, each after an `AND`. Statuses are left to the caller when `statuses` is false.
 pub(crate) fn push_filter<DB>(query: &mut QueryBuilder<DB>, dialect: &Dialect, filter: &Filter, statuses: bool)
 where
@@ -16,10 +21,14 @@ where
         query.push(" AND status IN (");
         let mut list = query.separated(", ");
         for status in &filter.statuses {
-            // As a literal, so that partial indexes on the status can be used.
             list.push(status.code());
         }
         query.push(")");
+        if filter.statuses.iter().all(|status| status.is_final()) {
+            query.push(" AND ").push(FINAL);
+        } else if filter.statuses.iter().all(|status| !status.is_final()) {
+            query.push(" AND ").push(PENDING);
+        }
     }
     let texts = [
         ("event_type", &filter.event_type),

@@ -65,10 +65,14 @@ slots! {
     claim,
     /// When the next row that waits becomes available.
     next_available,
+    /// Makes rows DONE whose numbers are known, all under one lease.
+    settle_done_by_seq,
     /// Makes rows DONE.
     settle_done,
     /// Every other settlement.
     settle_other,
+    /// The ids whose leases stand in pending rows.
+    held,
     /// Extends leases.
     renew,
     /// Takes off all leases.

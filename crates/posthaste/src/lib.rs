@@ -1,4 +1,4 @@
-//! A transactional outbox: events written with your business change, delivered at least once.
+#![doc = include_str!("../README.md")]
 
 pub use posthaste_core::{
     dispatcher, event, hook, inflight, interceptor, listener, memory, metrics, options, outbox, poller, registry,

@@ -135,7 +135,7 @@ impl Dispatcher {
         self.queues.drain();
         let rest = self.in_flight.drain();
         let releases: Vec<_> =
-            rest.into_iter().map(|(id, lease)| Settlement { id, lease, action: Action::Release }).collect();
+            rest.into_iter().map(|(id, lease)| Settlement::new(id, lease, Action::Release)).collect();
         let unused = self.hot.handback.take_all();
         let release = async {
             self.keeper.give_back(unused).await;

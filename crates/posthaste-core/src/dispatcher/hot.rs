@@ -80,7 +80,7 @@ impl WriteHook for HotPath {
         for row in timely {
             if let Some(token) = self.in_flight.acquire(row.event.id(), &self.lease, row.prepared_at()) {
                 let delivery = Delivery::new(row.event.clone(), 0, Path::Hot);
-                works.push(Work { delivery, token, queued_at, lag: Duration::ZERO });
+                works.push(Work { delivery, seq: None, token, queued_at, lag: Duration::ZERO });
             }
         }
         self.queues.unreserve_hot(reserved - works.len());

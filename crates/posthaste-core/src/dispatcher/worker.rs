@@ -105,7 +105,7 @@ impl Worker {
             let action = self.classify(&work.delivery, verdict, policy);
             let place = places.next().expect("a place was reserved for each event in hand");
             let (id, path) = (work.delivery.id().clone(), work.delivery.path());
-            place.send(settle::Verdict { id, token: work.token, path, action });
+            place.send(settle::Verdict { id, seq: work.seq, token: work.token, path, action });
         }
     }
 

@@ -120,6 +120,7 @@ impl Table {
             let row = &self.rows[seq];
             match &row.damage {
                 None => claimed.rows.push(ClaimedRow {
+                    seq: *seq,
                     event: row.event.clone(),
                     attempts: row.attempts,
                     lag: now.since(row.available_at),

@@ -25,11 +25,11 @@ pub enum Error {
     #[error("the database is busy with another transaction")]
     Busy(#[source] Source),
     /// The table is missing, or not the one this version works with.
-    #[error("table {table} is not ready: {reason}; run the migrations first")]
+    #[error("table {table} is not ready: {reason}")]
     Schema {
         /// The table.
         table: String,
-        /// What is wrong with it.
+        /// What is wrong with it, and what to do about it.
         reason: String,
     },
     /// A setting of the store is not acceptable.

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use futures_util::TryStreamExt;
 use posthaste_core::store::{Claim, Claimed, Lease};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::sqlite::SqliteConnection;
@@ -17,19 +18,25 @@ impl SqliteStore {
         }
         let mut connection = self.pool.acquire().await?;
         let now = self.now();
-        let rows = sqlx::query(self.sql.slots.claim.clone())
+        let query = sqlx::query(self.sql.slots.claim.clone())
             .bind(claim.lease.as_str())
             .bind(now.as_micros())
             .bind((now - claim.skip_recent).as_micros())
             .bind((now - claim.lease_duration).as_micros())
-            .bind(limit(claim.limit))
-            .fetch_all(&mut *connection)
-            .await?;
+            .bind(limit(claim.limit));
 
-        let mut taken: Vec<row::Taken> = rows.iter().map(|row| row::taken(row, now)).collect();
+        let mut taken = Vec::new();
+        {
+            // Rows are decoded here while SQLite's thread goes on to the next.
+            let mut rows = query.fetch(&mut *connection);
+            while let Some(row) = rows.try_next().await? {
+                taken.push(row::taken(&row, now));
+            }
+        }
         // RETURNING promises no order.
         taken.sort_unstable_by_key(|taken| (taken.available_at, taken.seq));
 
+        let full = taken.len() == claim.limit;
         let mut claimed = Claimed::default();
         claimed.rows.reserve(taken.len());
         for taken in taken {
@@ -38,7 +45,7 @@ impl SqliteStore {
                 Err(malformed) => claimed.malformed.push(malformed),
             }
         }
-        if rows.len() < claim.limit {
+        if !full {
             // The rows are leased by now: not to know the next moment is no reason to give them up.
             claimed.next_in = self.next_in(&mut connection, now).await.unwrap_or_default();
         }

@@ -20,9 +20,12 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
         sqlx::Error::Database(database) => match primary_code(&**database) {
             Some(BUSY | LOCKED | PROTOCOL) => Error::Busy(Box::new(error)),
             Some(IOERR | FULL | CANTOPEN) => Error::Unavailable(Box::new(error)),
-            Some(ERROR) if is_about_the_schema(database.message()) => {
-                Error::Schema { table: table.to_string(), reason: database.message().to_owned() }
-            }
+            Some(ERROR) => match advice(database.message()) {
+                Some(advice) => {
+                    Error::Schema { table: table.to_string(), reason: format!("{}; {advice}", database.message()) }
+                }
+                None => Error::Refused(Box::new(error)),
+            },
             _ => Error::Refused(Box::new(error)),
         },
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed | sqlx::Error::Io(_) => {
@@ -53,9 +56,98 @@ fn primary_code(error: &dyn DatabaseError) -> Option<i32> {
     error.code()?.parse::<i32>().ok().map(|code| code & 0xff)
 }
 
-/// SQLite has one code for every statement that it cannot prepare, and says in words alone what is missing.
-fn is_about_the_schema(message: &str) -> bool {
-    ["no such table", "no such column", "no such index", "has no column named", "unknown database", "already exists"]
-        .iter()
-        .any(|words| message.contains(words))
+/// What to do about an error of the schema. SQLite has one code for every statement that it cannot prepare, and says in
+/// words alone what is missing.
+fn advice(message: &str) -> Option<&'static str> {
+    const MIGRATE: &str = "run the migrations first";
+    const ADVICE: [(&str, &str); 6] = [
+        ("no such table", MIGRATE),
+        ("no such column", MIGRATE),
+        ("no such index", MIGRATE),
+        ("has no column named", MIGRATE),
+        ("unknown database", "attach it on every connection of the pool"),
+        ("already exists", "these migrations did not make it, so rename it or choose another name for the table"),
+    ];
+    ADVICE.into_iter().find(|(words, _)| message.contains(words)).map(|(_, advice)| advice)
+}
+
+/// An error of SQLite, made up.
+#[cfg(test)]
+pub(super) fn made_up(code: i32, message: &'static str) -> sqlx::Error {
+    use std::borrow::Cow;
+    use std::error::Error as StdError;
+
+    #[derive(Debug)]
+    struct MadeUp(i32, &'static str);
+
+    impl std::fmt::Display for MadeUp {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str(self.1)
+        }
+    }
+
+    impl StdError for MadeUp {}
+
+    impl DatabaseError for MadeUp {
+        fn message(&self) -> &str {
+            self.1
+        }
+
+        fn code(&self) -> Option<Cow<'_, str>> {
+            Some(self.0.to_string().into())
+        }
+
+        fn as_error(&self) -> &(dyn StdError + Send + Sync + 'static) {
+            self
+        }
+
+        fn as_error_mut(&mut self) -> &mut (dyn StdError + Send + Sync + 'static) {
+            self
+        }
+
+        fn into_error(self: Box<Self>) -> Box<dyn StdError + Send + Sync + 'static> {
+            self
+        }
+
+        fn kind(&self) -> sqlx::error::ErrorKind {
+            sqlx::error::ErrorKind::Other
+        }
+    }
+
+    sqlx::Error::Database(Box::new(MadeUp(code, message)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(code: i32) -> sqlx::Error {
+        made_up(code, "it says so")
+    }
+
+    #[test]
+    fn every_code_has_its_kind() {
+        let table = TableName::default();
+        let busy_snapshot = BUSY | (2 << 8);
+        for code in [BUSY, LOCKED, busy_snapshot] {
+            assert!(matches!(classify(of(code), &table), Error::Busy(_)), "{code}");
+        }
+        for code in [IOERR, FULL, CANTOPEN] {
+            assert!(matches!(classify(of(code), &table), Error::Unavailable(_)), "{code}");
+        }
+        assert!(matches!(classify(of(ERROR), &table), Error::Refused(_)));
+        assert!(matches!(classify(sqlx::Error::WorkerCrashed, &table), Error::Unavailable(_)));
+        let missing = classify(made_up(ERROR, "no such table: outbox_event"), &table);
+        let words = "table outbox_event is not ready: no such table: outbox_event; run the migrations first";
+        assert_eq!(missing.to_string(), words);
+    }
+
+    #[test]
+    fn a_commit_is_unknown_only_when_it_may_have_happened() {
+        let table = TableName::default();
+        let unknown = |error| matches!(classify_commit(error, &table), CommitError::Unknown(_));
+        assert!(unknown(sqlx::Error::WorkerCrashed));
+        assert!(unknown(of(IOERR | (4 << 8))));
+        assert!(!unknown(of(BUSY)) && !unknown(of(FULL)) && !unknown(sqlx::Error::PoolClosed));
+    }
 }

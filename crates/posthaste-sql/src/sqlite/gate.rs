@@ -33,7 +33,7 @@ impl Gate {
         timeout(self.timeout, Arc::clone(&self.writer).lock_owned()).await.map_err(|_| {
             Error::Busy(
                 format!(
-                    "another transaction of this process has been open for more than {:?}; \
+                    "another transaction of this process is open, or waits for another process, since more than {:?}; \
                      SQLite lets one write at a time, so commit it, roll it back or drop it sooner",
                     self.timeout
                 )
@@ -72,5 +72,52 @@ impl Patience {
         sleep(self.pause.mul_f64(0.5 + fastrand::f64())).await;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn patience_with_other_processes_ends() {
+        let begun = Instant::now();
+        let mut patience = Patience::new();
+        let mut tries = 0;
+        let error = loop {
+            match patience.after(fault::made_up(5, "database is locked"), &TableName::default()).await {
+                Ok(()) => tries += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::Busy(_)));
+        assert!((30..1000).contains(&tries), "{tries}");
+        assert!(begun.elapsed() >= LONGEST_WAIT && begun.elapsed() < LONGEST_WAIT + 2 * LONGEST_PAUSE);
+    }
+
+    #[tokio::test]
+    async fn there_is_none_with_other_errors() {
+        let error = fault::made_up(1, "near \"x\": syntax error");
+        assert!(matches!(Patience::new().after(error, &TableName::default()).await, Err(Error::Refused(_))));
+    }
+
+    #[tokio::test]
+    async fn turns_come_in_order() {
+        let gate = Gate::new(Duration::from_secs(5));
+        let first = gate.enter().await.unwrap();
+        let (sender, mut turns) = tokio::sync::mpsc::unbounded_channel();
+        for n in 0..10 {
+            let (gate, sender) = (gate.clone(), sender.clone());
+            tokio::spawn(async move {
+                let _turn = gate.enter().await.unwrap();
+                sender.send(n).unwrap();
+            });
+            // Lets it queue up before the next.
+            tokio::task::yield_now().await;
+        }
+        drop(first);
+        for n in 0..10 {
+            assert_eq!(turns.recv().await, Some(n));
+        }
     }
 }

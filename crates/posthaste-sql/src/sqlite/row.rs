@@ -40,13 +40,10 @@ pub(super) struct Taken {
 pub(super) fn taken(row: &SqliteRow, now: Timestamp) -> Taken {
     let available_at = number(row, column::AVAILABLE_AT);
     let lag = now.since(Timestamp::from_micros(available_at));
+    let seq = number(row, column::SEQ);
     let event = raw(row).and_then(RawRow::decode);
-    let row_or_reason = event.and_then(|event| attempts(row).map(|attempts| ClaimedRow { event, attempts, lag }));
-    Taken {
-        available_at,
-        seq: number(row, column::SEQ),
-        row: row_or_reason.map_err(|reason| Malformed { id: id(row), reason }),
-    }
+    let row_or_reason = event.and_then(|event| attempts(row).map(|attempts| ClaimedRow { seq, event, attempts, lag }));
+    Taken { available_at, seq, row: row_or_reason.map_err(|reason| Malformed { id: id(row), reason }) }
 }
 
 /// Reads a row for an operator. What cannot be read is shown as far as it can.

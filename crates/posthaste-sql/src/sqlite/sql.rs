@@ -33,11 +33,13 @@ pub(super) const DIALECT: Dialect = Dialect {
         next_available: "SELECT min(available_at) FROM {table} INDEXED BY \"{name}_pending\" \
                          WHERE status IN (0, 2) AND available_at > ?1",
 
-        // ?1 is a JSON object of leases by event id.
-        settle_done: "UPDATE {table} AS t SET status = 1, done_at = ?2, locked_by = NULL, locked_at = NULL \
-                      FROM json_each(?1) AS s \
-                      WHERE t.event_id = s.key AND t.locked_by = s.value AND t.status IN (0, 2) \
-                      RETURNING event_id",
+        // ?1 is a JSON array of seqs, which are rowids: no index has to be searched.
+        settle_done_by_seq: "UPDATE {table} SET status = 1, done_at = ?2, locked_by = NULL, locked_at = NULL \
+                             WHERE seq IN (SELECT value FROM json_each(?1)) AND locked_by = ?3 AND status IN (0, 2)",
+        // ?1 is a JSON object of leases by event id. CROSS JOIN makes SQLite go from the object to the rows.
+        settle_done: "UPDATE {table} SET status = 1, done_at = ?2, locked_by = NULL, locked_at = NULL WHERE seq IN (\
+                      SELECT t.seq FROM json_each(?1) AS s CROSS JOIN {table} AS t ON t.event_id = s.key \
+                      WHERE t.locked_by = s.value AND t.status IN (0, 2))",
         // ?1 is a JSON array of [id, lease, status, attempts to add, available_at, done_at, error], where NULL leaves
         // the column as it is.
         settle_other: "UPDATE {table} AS t SET status = coalesce(s.status, t.status), \
@@ -47,12 +49,13 @@ pub(super) const DIALECT: Dialect = Dialect {
                        FROM (SELECT value ->> 0 AS event_id, value ->> 1 AS lease, value ->> 2 AS status, \
                              value ->> 3 AS attempts, value ->> 4 AS available_at, value ->> 5 AS done_at, \
                              value ->> 6 AS last_error FROM json_each(?1)) AS s \
-                       WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2) \
-                       RETURNING event_id",
+                       WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2)",
+        held: "SELECT t.event_id FROM json_each(?1) AS s CROSS JOIN {table} AS t ON t.event_id = s.key \
+               WHERE t.locked_by = s.value AND t.status IN (0, 2)",
         renew: "UPDATE {table} AS t SET locked_at = ?2 FROM json_each(?1) AS s \
                 WHERE t.event_id = s.key AND t.locked_by = s.value AND t.status IN (0, 2) \
                 RETURNING event_id, locked_by",
-        release_all: "UPDATE {table} SET locked_by = NULL, locked_at = NULL \
+        release_all: "UPDATE {table} INDEXED BY \"{name}_pending\" SET locked_by = NULL, locked_at = NULL \
                       WHERE status IN (0, 2) AND locked_by IS NOT NULL",
 
         counts: "SELECT status, count(*) FROM {table} INDEXED BY \"{name}_pending\" WHERE status IN (0, 2) \
@@ -66,7 +69,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         ),
         redrive: "UPDATE {table} SET status = 0, attempts = 0, available_at = ?, done_at = NULL, last_error = NULL, \
                   locked_by = NULL, locked_at = NULL \
-                  WHERE seq IN (SELECT seq FROM {table} WHERE status = 3",
+                  WHERE seq IN (SELECT seq FROM {table} WHERE status IN (1, 3) AND status = 3",
         purge: "DELETE FROM {table} WHERE seq IN (",
         purgeable: "SELECT seq FROM {table} WHERE ",
 
@@ -91,14 +94,16 @@ mod tests {
 
     use crate::SqliteStore;
 
-    /// How SQLite carries out a statement, a step a line.
-    async fn plan(store: &SqliteStore, sql: &str, parameters: usize) -> String {
-        let mut query = sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")));
-        for _ in 0..parameters {
-            query = query.bind("{}");
+    impl SqliteStore {
+        /// How SQLite carries out a statement, a step a line.
+        pub(in crate::sqlite) async fn plan(&self, sql: &str, parameters: usize) -> String {
+            let mut query = sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}")));
+            for _ in 0..parameters {
+                query = query.bind("{}");
+            }
+            let steps = query.fetch_all(&self.pool).await.unwrap();
+            steps.iter().map(|step| step.get::<String, _>("detail") + "\n").collect()
         }
-        let steps = query.fetch_all(store.pool()).await.unwrap();
-        steps.iter().map(|step| step.get::<String, _>("detail") + "\n").collect()
     }
 
     #[tokio::test]
@@ -106,11 +111,11 @@ mod tests {
         let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
         store.migrate().await.unwrap();
         let slots = &store.sql.slots;
-        let claim = plan(&store, slots.claim.as_str(), 5).await;
+        let claim = store.plan(slots.claim.as_str(), 5).await;
         assert!(claim.contains("SEARCH outbox_event USING INDEX outbox_event_pending (available_at<?)"), "{claim}");
         assert!(claim.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid=?)"), "{claim}");
         assert!(!claim.contains("TEMP B-TREE") && !claim.contains("SCAN"), "{claim}");
-        let next = plan(&store, slots.next_available.as_str(), 1).await;
+        let next = store.plan(slots.next_available.as_str(), 1).await;
         assert!(next.contains("USING INDEX outbox_event_pending (available_at>?)"), "{next}");
     }
 
@@ -119,8 +124,10 @@ mod tests {
         let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
         store.migrate().await.unwrap();
         let slots = &store.sql.slots;
-        for (sql, parameters) in [(&slots.settle_done, 2), (&slots.settle_other, 1), (&slots.renew, 2)] {
-            let plan = plan(&store, sql.as_str(), parameters).await;
+        for (sql, parameters) in
+            [(&slots.settle_done, 2), (&slots.settle_other, 1), (&slots.held, 1), (&slots.renew, 2)]
+        {
+            let plan = store.plan(sql.as_str(), parameters).await;
             assert!(plan.contains("SEARCH t USING INDEX sqlite_autoindex_outbox_event_1 (event_id=?)"), "{plan}");
             assert!(!plan.contains("SCAN t") && !plan.contains("TEMP B-TREE"), "{plan}");
         }
@@ -130,7 +137,7 @@ mod tests {
     async fn counts_never_walk_the_table() {
         let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
         store.migrate().await.unwrap();
-        let counts = plan(&store, store.sql.slots.counts.as_str(), 0).await;
+        let counts = store.plan(store.sql.slots.counts.as_str(), 0).await;
         assert!(counts.contains("INDEX outbox_event_pending"), "{counts}");
         assert!(counts.contains("COVERING INDEX outbox_event_final"), "{counts}");
     }

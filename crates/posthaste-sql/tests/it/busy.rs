@@ -1,6 +1,7 @@
 //! Other transactions in the way.
 
 use std::pin::pin;
+use std::time::Duration;
 
 use posthaste_core::store::{Error, RelayStore, WriteStore};
 use posthaste_sql::SqliteStore;
@@ -26,8 +27,8 @@ async fn hold_up(pool: &sqlx::SqlitePool, mut held_up: std::pin::Pin<&mut impl F
 #[tokio::test]
 async fn claims_and_settlements_wait_for_a_foreign_transaction() {
     let database = Database::new();
-    let store = database.impatient_store(4).await;
-    let foreign = database.pool(1).await;
+    let store = database.impatient_store().await;
+    let foreign = database.pool(1, Duration::ZERO).await;
     write(&store, [event("1")]).await;
 
     let claim = claim_of(10);
@@ -45,8 +46,8 @@ async fn claims_and_settlements_wait_for_a_foreign_transaction() {
 #[tokio::test]
 async fn begin_says_that_another_process_writes() {
     let database = Database::new();
-    let store = database.impatient_store(4).await;
-    let foreign = database.pool(1).await.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let store = database.impatient_store().await;
+    let foreign = database.pool(1, Duration::ZERO).await.begin_with("BEGIN IMMEDIATE").await.unwrap();
     let error = store.begin().await.unwrap_err();
     assert!(matches!(error, Error::Busy(_)) && error.is_transient(), "{error:?}");
     foreign.rollback().await.unwrap();

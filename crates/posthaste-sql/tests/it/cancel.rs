@@ -17,7 +17,7 @@ async fn assert_no_transaction_is_open(store: &SqliteStore) {
 #[tokio::test]
 async fn begin_insert_and_commit_leave_no_open_transaction() {
     let database = Database::new();
-    let store = database.impatient_store(1).await;
+    let store = database.store_of_one().await;
     let mut cut = 0;
     for polls in 1.. {
         let events: Vec<Event> = (0..100).map(|n| event(&format!("{polls}-{n}"))).collect();
@@ -39,7 +39,7 @@ async fn begin_insert_and_commit_leave_no_open_transaction() {
 #[tokio::test]
 async fn claim_settle_and_migrate_leave_no_open_transaction() {
     let database = Database::new();
-    let store = database.impatient_store(1).await;
+    let store = database.store_of_one().await;
     write(&store, (0..1000).map(|n| event(&n.to_string()))).await;
     for polls in 1.. {
         let finished = cut_short(polls, store.claim(&claim_of(100))).await.is_some();
@@ -71,7 +71,7 @@ async fn claim_settle_and_migrate_leave_no_open_transaction() {
 #[tokio::test]
 async fn a_dropped_transaction_is_rolled_back_before_the_next_begins() {
     let database = Database::new();
-    let store = database.impatient_store(1).await;
+    let store = database.store_of_one().await;
     for n in 0..20 {
         let mut tx = store.begin().await.unwrap();
         store.insert(&mut tx, &unleased([event(&n.to_string())])).await.unwrap();

@@ -39,10 +39,9 @@ async fn rows_of_unexpected_types_are_malformed_and_hold_up_no_others() {
     assert_eq!(claimed.malformed[1].reason, "attempts is not a whole number");
 
     // They can be made DEAD, and looked at.
-    let dead = |row: &posthaste_core::store::Malformed| Settlement {
-        id: row.id.clone(),
-        lease: lease.clone(),
-        action: Action::Dead { error: row.reason.clone(), counts: false },
+    let dead = |row: &posthaste_core::store::Malformed| {
+        let action = Action::Dead { error: row.reason.clone(), counts: false };
+        Settlement::new(row.id.clone(), lease.clone(), action)
     };
     let settled = store.settle(&claimed.malformed.iter().map(dead).collect::<Vec<_>>()).await.unwrap();
     assert_eq!(settled, [Settled::Applied; 8]);
@@ -58,8 +57,7 @@ async fn a_batch_is_answered_row_by_row_in_its_order_even_with_repeated_ids() {
     write(&store, ["a", "b", "c", "d", odd].map(event)).await;
     let (lease, _) = claim(&store, 10).await;
     let other = Lease::new("other", 1);
-    let settle =
-        |id: &str, lease: &Lease, action| Settlement { id: EventId::from_row(id), lease: lease.clone(), action };
+    let settle = |id: &str, lease: &Lease, action| Settlement::new(EventId::from_row(id), lease.clone(), action);
     let delay = Duration::from_secs(60);
     let answers = store
         .settle(&[

@@ -34,15 +34,21 @@ impl Database {
         store
     }
 
-    /// A migrated store on a pool of that many connections that does not wait for locks.
-    pub(crate) async fn impatient_store(&self, connections: u32) -> SqliteStore {
+    /// A migrated store on a pool of one connection.
+    pub(crate) async fn store_of_one(&self) -> SqliteStore {
         self.store().await.pool().close().await;
-        SqliteStore::new(self.pool(connections).await)
+        SqliteStore::new(self.pool(1, Duration::from_secs(5)).await)
     }
 
-    /// A pool that does not wait for locks, as another process might have one.
-    pub(crate) async fn pool(&self, connections: u32) -> SqlitePool {
-        let options = SqliteConnectOptions::new().filename(self.path()).busy_timeout(Duration::ZERO);
+    /// A migrated store whose connections do not wait for locks.
+    pub(crate) async fn impatient_store(&self) -> SqliteStore {
+        self.store().await.pool().close().await;
+        SqliteStore::new(self.pool(4, Duration::ZERO).await)
+    }
+
+    /// A pool as another process might have one.
+    pub(crate) async fn pool(&self, connections: u32, busy_timeout: Duration) -> SqlitePool {
+        let options = SqliteConnectOptions::new().filename(self.path()).busy_timeout(busy_timeout);
         SqlitePoolOptions::new().max_connections(connections).connect_with(options).await.unwrap()
     }
 }
@@ -53,7 +59,7 @@ pub(crate) fn event(id: &str) -> Event {
 }
 
 pub(crate) fn unleased(events: impl IntoIterator<Item = Event>) -> Vec<NewRow> {
-    events.into_iter().map(|event| NewRow { event, lease: None }).collect()
+    events.into_iter().map(NewRow::new).collect()
 }
 
 /// Writes events in a transaction of the store.
@@ -88,9 +94,8 @@ pub(crate) fn ids(claimed: &Claimed) -> Vec<&str> {
 /// One settlement for all rows of a claim.
 pub(crate) fn settle_all(lease: &Lease, claimed: &Claimed, action: &Action) -> Vec<Settlement> {
     let settle = |row: &posthaste_core::store::ClaimedRow| Settlement {
-        id: row.event.id().clone(),
-        lease: lease.clone(),
-        action: action.clone(),
+        seq: Some(row.seq),
+        ..Settlement::new(row.event.id().clone(), lease.clone(), action.clone())
     };
     claimed.rows.iter().map(settle).collect()
 }

@@ -85,7 +85,7 @@ async fn a_row_born_leased_is_left_alone_until_the_lease_ends() {
     let database = Database::new();
     let store = database.store().await;
     let mut tx = store.begin().await.unwrap();
-    let born = NewRow { event: event("born"), lease: Some(Lease::new("writer", 7)) };
+    let born = NewRow::leased(event("born"), Lease::new("writer", 7));
     store.insert(&mut tx, &[born]).await.unwrap();
     store.commit(tx).await.unwrap();
 
@@ -114,7 +114,7 @@ async fn a_foreign_transaction_can_be_written_to() {
 #[tokio::test]
 async fn a_failed_commit_is_known_not_to_have_happened_and_spoils_no_connection() {
     let database = Database::new();
-    let store = database.impatient_store(1).await;
+    let store = database.store_of_one().await;
     let mut tx = store.begin().await.unwrap();
     store.insert(&mut tx, &unleased([event("lost")])).await.unwrap();
     // SQLite ends transactions by itself after some errors, unknown to sqlx.
@@ -144,7 +144,7 @@ async fn a_failed_commit_is_known_not_to_have_happened_and_spoils_no_connection(
 #[tokio::test]
 async fn a_pool_of_one_connection_is_enough() {
     let database = Database::new();
-    let store = database.impatient_store(1).await;
+    let store = database.store_of_one().await;
     let tasks = (0..8).map(|task| {
         let store = store.clone();
         tokio::spawn(async move {
