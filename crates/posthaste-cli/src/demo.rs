@@ -101,8 +101,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         database.close().await;
         return Ok(ExitCode::from(INTERRUPTED));
     };
-    let verdict = Verdict::of(&history?);
-    Report { plan: &plan, figures: &figures, verdict: &verdict, database: &database }.print();
+    let history = history?;
+    let verdict = Verdict::of(&history);
+    Report { plan: &plan, figures: &figures, history: &history, verdict: &verdict, database: &database }.print();
     database.close().await;
     Ok(if verdict.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

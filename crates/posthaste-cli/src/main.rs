@@ -32,8 +32,17 @@ async fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args).await,
     };
     ended.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        eprintln!("error: {}", text(&error));
         ExitCode::from(COULD_NOT_RUN)
+    })
+}
+
+/// An error and its causes in one line. Some print their cause themselves; saying it twice helps nobody.
+fn text(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| match cause.to_string() {
+        cause if text.is_empty() => cause,
+        cause if text.ends_with(&cause) => text,
+        cause => format!("{text}: {cause}"),
     })
 }
 

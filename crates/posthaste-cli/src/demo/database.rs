@@ -110,6 +110,9 @@ fn check_place(path: &Path) -> anyhow::Result<()> {
     if path.is_dir() {
         bail!("--database {shown} is a directory; name a file in it, such as {}", path.join("demo.db").display());
     }
+    if path.exists() && !path.is_file() {
+        bail!("--database {shown} is a device or the like, not a file; choose another path");
+    }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     if let Some(directory) = directory.filter(|directory| !directory.is_dir()) {
         bail!("--database {shown}: there is no directory {}; create it, or choose another path", directory.display());

@@ -1,10 +1,10 @@
 //! The listener: sends the customer of every order a mail. Only that it sends none, but keeps a record.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use posthaste::{Delivery, Failure, Listener, Outcome, Verdict};
+use tokio::sync::watch;
 
 use super::plan::{OrderId, Plan};
 
@@ -18,7 +18,7 @@ pub(super) struct Mailer {
 /// The mail server behind one mailer. Gone when the last task of the mailer's dispatcher is.
 #[derive(Default)]
 pub(super) struct Server {
-    hangs: AtomicBool,
+    hangs: watch::Sender<bool>,
 }
 
 /// Everything that was ever handed to a mailer, by order.
@@ -54,10 +54,8 @@ impl Listener for Mailer {
             return Err(Failure::retryable("the mail server is out of breath"));
         }
         self.outgoing.note(order, |mails| mails.sent += 1);
-        if self.server.hangs.load(Ordering::Relaxed) {
-            // The mail is out, and the answer never comes: what at-least-once is about.
-            std::future::pending::<()>().await;
-        }
+        // The mail is out. If the answer never comes it goes out again: that is what at least once means.
+        self.server.answer().await;
         Ok(Outcome::Done)
     }
 }
@@ -65,7 +63,17 @@ impl Listener for Mailer {
 impl Server {
     /// From here on mails go out, but nobody hears of it.
     pub(super) fn hang(&self) {
-        self.hangs.store(true, Ordering::Relaxed);
+        self.hangs.send_replace(true);
+    }
+
+    /// Ends that.
+    pub(super) fn recover(&self) {
+        self.hangs.send_replace(false);
+    }
+
+    async fn answer(&self) {
+        // An error would mean that the server is gone, and we hold it.
+        let _ = self.hangs.subscribe().wait_for(|hangs| !hangs).await;
     }
 }
 

@@ -9,7 +9,7 @@ use super::database::Database;
 use super::figures::Figures;
 use super::plan::Plan;
 use super::units::{count, length, rate};
-use super::verdict::{Promise, Verdict};
+use super::verdict::{History, Promise, Verdict};
 
 /// Orders named for a promise that was broken; more would hide the rest of the page.
 const NAMED: usize = 5;
@@ -18,6 +18,7 @@ const NAMED: usize = 5;
 pub(super) struct Report<'a> {
     pub(super) plan: &'a Plan,
     pub(super) figures: &'a Figures,
+    pub(super) history: &'a History,
     pub(super) verdict: &'a Verdict,
     pub(super) database: &'a Database,
 }
@@ -36,13 +37,21 @@ impl Report<'_> {
         fact(f, "", &count(figures.rolled_back.get()), "rolled back on purpose, and their events with them")?;
         let delivered = figures.delivered.get();
         fact(f, "events", &count(delivered), &format!("delivered in {}, {}", length(took), rate(delivered, took)))?;
+        if self.history.earlier > 0 {
+            fact(f, "", &count(self.history.earlier), "of them left behind by an earlier run")?;
+        }
         fact(f, "", &count(figures.retried.get()), "failed deliveries, tried again")?;
         fact(f, "", &count(figures.dead.get()), "dead, kept for an operator to look at")?;
         if let (Some(p50), Some(p99)) = (figures.hot_latency(0.5), figures.hot_latency(0.99)) {
             fact(f, "hot path", &length(p50), "from commit to listener, p50")?;
             fact(f, "", &length(p99), "p99")?;
         }
-        fact(f, "kill", &count(self.verdict.in_hand()), "in hand at the kill, taken over by the next dispatcher")
+        fact(
+            f,
+            "kill",
+            &count(self.history.in_hand.len() as u64),
+            "in hand at the kill, taken over by the next dispatcher",
+        )
     }
 
     fn promises(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

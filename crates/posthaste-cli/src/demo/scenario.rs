@@ -79,7 +79,7 @@ impl Scenario {
     /// Plays it to its end, and gives what there is to be judged.
     pub(super) async fn play(&mut self) -> anyhow::Result<History> {
         let before = self.newest_row().await?;
-        self.greet_earlier_run().await?;
+        let earlier = self.left_by_earlier_run().await?;
         self.start_dispatcher().await?;
         self.start_writers();
 
@@ -92,21 +92,25 @@ impl Scenario {
         self.view.note("all orders are placed");
         self.nothing_pending().await?;
         self.shut_down().await;
-        self.history(before, in_hand).await
+        self.history(before, earlier, in_hand).await
     }
 
     /// Ends early, but in order.
     pub(super) async fn stop(&mut self) {
         self.writers.shutdown().await;
+        if let Some(server) = self.server.upgrade() {
+            server.recover();
+        }
         self.shut_down().await;
     }
 
-    async fn greet_earlier_run(&self) -> anyhow::Result<()> {
+    /// How many events a run that was interrupted left in a kept database.
+    async fn left_by_earlier_run(&self) -> anyhow::Result<u64> {
         let pending = self.store.counts().await?.pending();
         if pending > 0 {
             self.view.note(&format!("{} of an earlier run still to be delivered", counted(pending, "event")));
         }
-        Ok(())
+        Ok(pending)
     }
 
     async fn start_dispatcher(&mut self) -> anyhow::Result<()> {
@@ -240,7 +244,12 @@ impl Scenario {
     }
 
     /// What the tables and the mailer say.
-    async fn history(&self, before: Option<Cursor>, in_hand: BTreeSet<OrderId>) -> anyhow::Result<History> {
+    async fn history(
+        &self,
+        before: Option<Cursor>,
+        earlier: u64,
+        in_hand: BTreeSet<OrderId>,
+    ) -> anyhow::Result<History> {
         let first = self.plan.first();
         let rows = self.rows(&Filter::default(), before).await?;
         Ok(History {
@@ -250,6 +259,7 @@ impl Scenario {
             pending: self.store.counts().await?.pending(),
             mails: self.outgoing.all().split_off(&first),
             poison: self.plan.poison(),
+            earlier,
             in_hand,
         })
     }

@@ -22,6 +22,8 @@ pub(super) struct History {
     pub(super) mails: BTreeMap<OrderId, Mails>,
     /// The order whose event cannot be delivered.
     pub(super) poison: OrderId,
+    /// Events that an earlier run had left behind, which were to be delivered as well.
+    pub(super) earlier: u64,
     /// The orders whose events the dispatcher had in hand when it was killed.
     pub(super) in_hand: BTreeSet<OrderId>,
 }
@@ -30,7 +32,6 @@ pub(super) struct History {
 pub(super) struct Verdict {
     promises: Vec<Promise>,
     repeats: Repeats,
-    in_hand: u64,
 }
 
 /// One promise, and the orders that break it.
@@ -68,7 +69,6 @@ impl Verdict {
                 history.all_settled(),
             ],
             repeats: history.repeats(),
-            in_hand: history.in_hand.len() as u64,
         }
     }
 
@@ -83,11 +83,6 @@ impl Verdict {
 
     pub(super) fn repeats(&self) -> &Repeats {
         &self.repeats
-    }
-
-    /// How many events the dispatcher had in hand when it was killed.
-    pub(super) fn in_hand(&self) -> u64 {
-        self.in_hand
     }
 }
 
@@ -172,6 +167,7 @@ mod tests {
             pending: 0,
             mails: mails.into_iter().map(|(order, calls, sent)| (order, Mails { calls, sent })).collect(),
             poison: POISON,
+            earlier: 0,
             in_hand: BTreeSet::from([2, 4]),
         }
     }
@@ -284,6 +280,7 @@ mod tests {
             pending: 0,
             mails: BTreeMap::new(),
             poison: POISON,
+            earlier: 0,
             in_hand: BTreeSet::new(),
         };
         assert!(!Verdict::of(&history).holds());

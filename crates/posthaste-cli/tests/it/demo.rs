@@ -110,6 +110,9 @@ fn place_where_no_file_can_be_is_refused() {
     let output = posthaste(&["demo", "--database", text(&directory.path().join("no/such/demo.db"))]);
     assert_refused(&output, &["--database", "there is no directory", "create it"]);
     assert_refused(&posthaste(&["demo", "--database", ""]), &["--database"]);
+    if cfg!(unix) {
+        assert_refused(&posthaste(&["demo", "--database", "/dev/null"]), &["--database", "not a file"]);
+    }
 }
 
 #[test]
