@@ -132,7 +132,9 @@ async fn check_owner(path: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     let (application, tables) = owner(path).await.with_context(|| {
-        format!("--database {shown} is there, but cannot be read as a SQLite database; choose another path")
+        format!(
+            "--database {shown} is there, but is no SQLite database that can be read and written; choose another path"
+        )
     })?;
     if application != APPLICATION_ID && tables > 0 {
         bail!("--database {shown} is the database of something else, and was left alone; choose another path");

@@ -81,10 +81,7 @@ fn what_is_no_database_is_refused_and_left_alone() {
     let letter = "Dear reader, this is not a database. ".repeat(200);
     fs::write(&path, &letter).unwrap();
     let output = posthaste(&["demo", "--database", text(&path)]);
-    assert_refused(
-        &output,
-        &["--database", "letter.txt", "cannot be read as a SQLite database", "choose another path"],
-    );
+    assert_refused(&output, &["--database", "letter.txt", "is no SQLite database", "choose another path"]);
     assert_eq!(fs::read_to_string(&path).unwrap(), letter);
 }
 
