@@ -58,7 +58,7 @@ async fn fill(path: &Path, events: usize) -> anyhow::Result<()> {
     }
     store.commit(tx).await?;
     // Closing writes the log back into the file, so that the file alone can be copied.
-    store.pool().close().await;
+    store.close().await;
     Ok(())
 }
 
@@ -119,6 +119,6 @@ async fn complete_batch(pool: &SqlitePool) -> anyhow::Result<usize> {
 async fn check_done(store: &SqliteStore, events: usize) -> anyhow::Result<()> {
     let counts = store.counts().await?;
     ensure!(counts.done == events as u64 && counts.total() == counts.done, "not every row is DONE: {counts:?}");
-    store.pool().close().await;
+    store.close().await;
     Ok(())
 }

@@ -33,6 +33,8 @@ struct Entry {
     /// A moment at which the lease was certainly not yet taken or renewed.
     leased_at: Instant,
     acquired_at: Instant,
+    /// The row is known to have another owner, or none.
+    lost: bool,
 }
 
 /// Names one acquisition, so that a late release cannot end a newer one.
@@ -55,7 +57,7 @@ impl InFlight {
         let mut entries = self.entries();
         entries.last_token += 1;
         let token = Token(entries.last_token);
-        let fresh = Entry { token, lease: lease.clone(), leased_at, acquired_at: now };
+        let fresh = Entry { token, lease: lease.clone(), leased_at, acquired_at: now, lost: false };
         match entries.by_id.entry(id.clone()) {
             MapEntry::Vacant(vacant) => {
                 vacant.insert(fresh);
@@ -69,6 +71,7 @@ impl InFlight {
                 }
                 entry.lease = lease.clone();
                 entry.leased_at = leased_at;
+                entry.lost = false;
                 None
             }
         }
@@ -90,9 +93,9 @@ impl InFlight {
         self.current(id, token, |entry| entry.lease.clone())
     }
 
-    /// How long ago the lease of an acquisition was taken or renewed, at most.
-    pub fn lease_age(&self, id: &EventId, token: Token) -> Option<Duration> {
-        self.current(id, token, |entry| entry.leased_at.elapsed())
+    /// Whether an acquisition is the current one and its lease, which lasts for `duration`, certainly still stands.
+    pub fn is_leased(&self, id: &EventId, token: Token, duration: Duration) -> bool {
+        self.current(id, token, |entry| !entry.lost && entry.leased_at.elapsed() < duration).unwrap_or(false)
     }
 
     fn current<R>(&self, id: &EventId, token: Token, read: impl FnOnce(&Entry) -> R) -> Option<R> {
@@ -111,6 +114,13 @@ impl InFlight {
     pub fn renewed(&self, id: &EventId, lease: &Lease, leased_at: Instant) {
         if let Some(entry) = self.entries().by_id.get_mut(id).filter(|entry| entry.lease == *lease) {
             entry.leased_at = leased_at;
+        }
+    }
+
+    /// Notes that a lease does not stand in its row any more.
+    pub fn lost(&self, id: &EventId, lease: &Lease) {
+        if let Some(entry) = self.entries().by_id.get_mut(id).filter(|entry| entry.lease == *lease) {
+            entry.lost = true;
         }
     }
 

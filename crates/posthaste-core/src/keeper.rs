@@ -59,6 +59,7 @@ impl Keeper {
                     if held {
                         self.in_flight.renewed(id, lease, leased_at);
                     } else {
+                        self.in_flight.lost(id, lease);
                         lost += 1;
                     }
                 }

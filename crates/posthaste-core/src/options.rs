@@ -122,7 +122,7 @@ impl Error {
 }
 
 /// The longest owner: its leases get a number behind it and must fit their column.
-const LONGEST_OWNER: usize = 100;
+const LONGEST_OWNER: usize = 90;
 
 impl Options {
     /// These options with what the variables say, such as `POSTHASTE_WORKERS=8` for the prefix `POSTHASTE_`.
@@ -216,5 +216,75 @@ impl Options {
         let ulid = EventId::generate();
         // The random part of a ULID is its last sixteen characters.
         format!("{name}-{}", &ulid.as_str()[10..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vars(vars: &[(&str, &str)]) -> Vec<(String, String)> {
+        vars.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn defaults_survive_toml() {
+        let written = toml::to_string(&Options::default()).unwrap();
+        assert!(written.contains("poll_interval = \"5s\""), "{written}");
+        assert_eq!(toml::from_str::<Options>(&written).unwrap(), Options::default());
+        assert_eq!(toml::from_str::<Options>("").unwrap(), Options::default());
+        Options::default().check().unwrap();
+    }
+
+    #[test]
+    fn the_environment_overrides_only_what_it_names() {
+        let options = Options { workers: 9, ..Options::default() };
+        let set = vars(&[
+            ("POSTHASTE_LEASE", "30s"),
+            ("POSTHASTE_OWNER", "12"),
+            ("POSTHASTE_IN_FLIGHT_TTL", "1m"),
+            ("HOME", "/"),
+        ]);
+        let options = options.with_env("POSTHASTE_", set).unwrap();
+        assert_eq!((options.workers, options.lease), (9, Duration::from_secs(30)));
+        assert_eq!((options.owner.as_deref(), options.in_flight_ttl), (Some("12"), Some(Duration::from_secs(60))));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let wrong = |name: &str, value: &str| {
+            Options::default().with_env("PH_", vars(&[(name, value)])).unwrap_err().to_string()
+        };
+        assert_eq!(wrong("PH_WORKERS", "many"), "option PH_WORKERS is many: not a whole number");
+        assert!(wrong("PH_LEASE", "5 parsecs").starts_with("option PH_LEASE is 5 parsecs: "));
+        assert!(wrong("PH_WORKER", "4").contains("unknown; the options are cold_queue, hot_queue"));
+        assert!(toml::from_str::<Options>("worker = 4").is_err());
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_are_refused() {
+        let sensible = Options::default();
+        let cases = [
+            (Options { workers: 0, ..sensible.clone() }, "workers"),
+            (Options { hot_queue: 0, ..sensible.clone() }, "hot_queue"),
+            (Options { settle_batch: 0, ..sensible.clone() }, "settle_batch"),
+            (Options { lease: Duration::ZERO, ..sensible.clone() }, "lease"),
+            (Options { retry_attempts: 0, ..sensible.clone() }, "retry_attempts"),
+            (Options { retry_max: Duration::from_millis(1), ..sensible.clone() }, "retry_max"),
+            (Options { settle_linger: Duration::from_secs(200), ..sensible.clone() }, "settle_linger"),
+            (Options { owner: Some("x".repeat(101)), ..sensible.clone() }, "owner"),
+        ];
+        for (options, option) in cases {
+            assert_eq!(options.check().unwrap_err().option(), option);
+        }
+    }
+
+    #[test]
+    fn owners_differ_even_when_their_names_do_not_and_fit_their_column() {
+        let options = Options { owner: Some("n".repeat(90)), ..Options::default() };
+        let (first, second) = (options.new_owner(), options.new_owner());
+        assert_ne!(first, second);
+        let longest = crate::store::Lease::new(&first, u64::MAX);
+        assert!(longest.as_str().len() <= 128, "{}", longest.as_str().len());
     }
 }

@@ -181,7 +181,7 @@ impl<T> Queues<T> {
         if state.closed { 0 } else { self.cold_capacity.saturating_sub(state.cold.len()) }
     }
 
-    /// Waits until the cold queue would take that many items, or as many as it ever can.
+    /// Waits until the cold queue would take that many items, or as many as it ever can; for ever once it is closed.
     pub(crate) async fn cold_room_for(&self, wanted: usize) {
         let wanted = wanted.min(self.cold_capacity);
         loop {
@@ -189,7 +189,7 @@ impl<T> Queues<T> {
             tokio::pin!(shorter);
             // Listen first, look second: what is taken in between is not missed.
             shorter.as_mut().enable();
-            if self.cold_room() >= wanted || self.state().closed {
+            if self.cold_room() >= wanted && !self.is_closed() {
                 return;
             }
             shorter.await;

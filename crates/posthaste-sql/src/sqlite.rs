@@ -39,6 +39,10 @@ const CONNECTIONS: u32 = 8;
 /// Rows that SQLite's thread may be ahead of us. With the 50 of sqlx it waits for us many times in one claim.
 const ROW_BUFFER: usize = 1024;
 
+/// Pages in the write-ahead log before they go to the database. A row is written three times in its short life, and what
+/// stays in the log until then goes to the database once. 16 MB, four times SQLite's own default.
+const CHECKPOINT_PAGES: &str = "4000";
+
 /// An outbox in a SQLite database. Cheap to clone; clones share the pool.
 ///
 /// SQLite lets one transaction write at a time. Writers of one process queue up here, in order, instead of polling the
@@ -49,6 +53,8 @@ const ROW_BUFFER: usize = 1024;
 #[derive(Clone)]
 pub struct SqliteStore {
     pool: SqlitePool,
+    /// One connection that claims and settles, and does not wait for the disk. See [`relay_pool`].
+    relay: SqlitePool,
     gate: Gate,
     sql: Arc<Statements>,
 }
@@ -71,8 +77,17 @@ impl SqliteStore {
     ///
     /// The pool should wait for locks ([`busy_timeout`](SqliteConnectOptions::busy_timeout), by default 5 s), use the
     /// write-ahead log, and sync fully: see [`open`](Self::open) for why. A pool of one connection will do.
+    ///
+    /// Claims and settlements go through one more connection of the same options and hooks, with
+    /// `synchronous = NORMAL`: a power cut that undoes a settlement only has its event delivered again, so nobody has to
+    /// wait for the disk there.
     pub fn new(pool: SqlitePool) -> Self {
-        Self { pool, gate: Gate::new(BUSY_TIMEOUT), sql: Arc::new(Statements::new(TableName::default())) }
+        Self {
+            relay: relay_pool(&pool),
+            pool,
+            gate: Gate::new(BUSY_TIMEOUT),
+            sql: Arc::new(Statements::new(TableName::default())),
+        }
     }
 
     /// A store in the file at that path, which is created if it is missing.
@@ -121,6 +136,7 @@ impl SqliteStore {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .busy_timeout(BUSY_TIMEOUT)
+            .pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
             .row_buffer_size(ROW_BUFFER);
         // A connection is a thread of this process: there is no network that could have cut it.
         let pool = pool.test_before_acquire(false);
@@ -144,6 +160,12 @@ impl SqliteStore {
         Ok(self)
     }
 
+    /// Closes all connections.
+    pub async fn close(&self) {
+        self.relay.close().await;
+        self.pool.close().await;
+    }
+
     /// The pool.
     pub fn pool(&self) -> &SqlitePool {
         &self.pool
@@ -154,6 +176,15 @@ impl SqliteStore {
         &self.sql.table
     }
 
+    /// The connection that claims and settles. It ends with the pool.
+    async fn relay(&self) -> Result<&SqlitePool, sqlx::Error> {
+        if self.pool.is_closed() {
+            self.relay.close().await;
+            return Err(sqlx::Error::PoolClosed);
+        }
+        Ok(&self.relay)
+    }
+
     /// The clock that decides what is available, leased or expired, in microseconds.
     fn now(&self) -> Timestamp {
         Timestamp::now()
@@ -162,6 +193,21 @@ impl SqliteStore {
     fn fault(&self, error: sqlx::Error) -> Error {
         fault::classify(error, &self.sql.table)
     }
+}
+
+/// One connection beside the pool's, on which a commit is not waited for until it is on the disk.
+///
+/// What is committed there is durable with the next commit of a transaction that does wait, and at the latest with the
+/// next checkpoint. Losing it to a power cut loses a lease or a settlement, never an event.
+fn relay_pool(pool: &SqlitePool) -> SqlitePool {
+    let options = SqliteConnectOptions::clone(&pool.connect_options());
+    // A database in memory has no disk to wait for, and another connection would not even find it.
+    if !options.get_filename().is_file() {
+        return pool.clone();
+    }
+    // Keeps the hooks of the pool: they may attach the database that the table is in.
+    let pool = pool.options().clone().min_connections(0).max_connections(1).test_before_acquire(false);
+    pool.connect_lazy_with(options.synchronous(SqliteSynchronous::Normal))
 }
 
 impl fmt::Debug for SqliteStore {

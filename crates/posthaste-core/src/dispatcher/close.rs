@@ -13,6 +13,9 @@ use tracing::{info, warn};
 use super::Dispatcher;
 use crate::store::{Action, Settled, Settlement};
 
+/// How long listeners that are cut short may take to be gone.
+const CUT: Duration = Duration::from_millis(200);
+
 /// How a dispatcher ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Closed {
@@ -117,7 +120,12 @@ impl Dispatcher {
         let drained = timeout_at(deadline, async { while workers.join_next().await.is_some() {} }).await;
         if drained.is_err() {
             self.queues.drain();
-            workers.shutdown().await;
+            workers.abort_all();
+            // A listener that blocks its thread cannot be cut short; it is left behind.
+            let cut = timeout_at(Instant::now() + CUT, async { while workers.join_next().await.is_some() {} }).await;
+            if cut.is_err() {
+                warn!(listeners = workers.len(), "listeners block their threads and are left behind");
+            }
         }
     }
 

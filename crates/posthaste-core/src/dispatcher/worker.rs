@@ -63,7 +63,7 @@ impl Worker {
     /// An event whose lease ran out while it was queued may be with another process by now: leave it alone.
     fn lease_has_run_out(&self, work: &Work) -> bool {
         let id = work.delivery.id();
-        if self.in_flight.lease_age(id, work.token).is_some_and(|age| age < self.lease_duration) {
+        if self.in_flight.is_leased(id, work.token, self.lease_duration) {
             return false;
         }
         debug!(event_id = %id, "lease ran out in the queue; the event is left to the next claim");
@@ -89,6 +89,8 @@ impl Worker {
         // The place for the outcomes comes first: between a verdict and its settlement there is then nothing to wait
         // for, and nothing at which an abort could lose it.
         let Ok(mut places) = self.verdicts.reserve_many(hand.works.len()).await else {
+            error!(events = hand.works.len(), "settler is gone; the events wait until their leases run out");
+            hand.works.clear();
             return;
         };
         for work in &hand.works {

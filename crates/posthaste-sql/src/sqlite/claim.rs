@@ -16,7 +16,7 @@ impl SqliteStore {
         if claim.limit == 0 {
             return Ok(Claimed::default());
         }
-        let mut connection = self.pool.acquire().await?;
+        let mut connection = self.relay().await?.acquire().await?;
         let now = self.now();
         let query = sqlx::query(self.sql.slots.claim.clone())
             .bind(claim.lease.as_str())
@@ -71,7 +71,7 @@ impl SqliteStore {
         let held: HashSet<(String, String)> = sqlx::query_as(self.sql.slots.renew.clone())
             .bind(settle::leases_by_id(leases.iter().map(|(id, lease)| (id, lease))))
             .bind(self.now().as_micros())
-            .fetch_all(&self.pool)
+            .fetch_all(self.relay().await?)
             .await?
             .into_iter()
             .collect();
@@ -80,7 +80,7 @@ impl SqliteStore {
     }
 
     pub(super) async fn try_release_all(&self) -> Result<u64, sqlx::Error> {
-        let released = sqlx::query(self.sql.slots.release_all.clone()).execute(&self.pool).await?;
+        let released = sqlx::query(self.sql.slots.release_all.clone()).execute(self.relay().await?).await?;
         Ok(released.rows_affected())
     }
 }

@@ -6,6 +6,7 @@ use sqlx::sqlite::SqliteConnection;
 use super::SqliteStore;
 use super::gate::Patience;
 use super::sql::{DIALECT, MIGRATIONS};
+use super::tx::begin_immediate;
 use crate::migrate::{pending, script};
 
 impl SqliteStore {
@@ -18,7 +19,7 @@ impl SqliteStore {
         let _turn = self.gate.enter().await?;
         let mut patience = Patience::new();
         let mut tx = loop {
-            match self.begin_immediate().await {
+            match begin_immediate(&self.pool).await {
                 Ok(tx) => break tx,
                 Err(error) => patience.after(error, self.table()).await?,
             }

@@ -7,6 +7,7 @@ use posthaste_core::{EventId, Timestamp};
 use sqlx::sqlite::SqliteConnection;
 
 use super::SqliteStore;
+use super::tx::begin_immediate;
 
 impl SqliteStore {
     pub(super) async fn try_settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, sqlx::Error> {
@@ -16,7 +17,7 @@ impl SqliteStore {
         let rounds = rounds(settlements);
         // Nearly always every lease still stands. The number of changed rows says so, at less than asking for each.
         if let [round] = rounds.as_slice() {
-            let mut tx = self.begin_immediate().await?;
+            let mut tx = begin_immediate(self.relay().await?).await?;
             if self.apply(&mut tx, round).await? == settlements.len() as u64 {
                 tx.commit().await?;
                 return Ok(vec![Settled::Applied; settlements.len()]);
@@ -24,7 +25,7 @@ impl SqliteStore {
             tx.rollback().await?;
         }
         let mut settled = vec![Settled::Lost; settlements.len()];
-        let mut tx = self.begin_immediate().await?;
+        let mut tx = begin_immediate(self.relay().await?).await?;
         for round in &rounds {
             for id in self.held(&mut tx, round).await? {
                 if let Some(&place) = round.places.get(id.as_str()) {

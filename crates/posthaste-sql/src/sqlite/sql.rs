@@ -131,6 +131,8 @@ mod tests {
             assert!(plan.contains("SEARCH t USING INDEX sqlite_autoindex_outbox_event_1 (event_id=?)"), "{plan}");
             assert!(!plan.contains("SCAN t") && !plan.contains("TEMP B-TREE"), "{plan}");
         }
+        let plan = store.plan(slots.settle_done_by_seq.as_str(), 3).await;
+        assert!(plan.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid=?)"), "{plan}");
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
-use sqlx::sqlite::{Sqlite, SqliteConnection};
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use sqlx::{Connection, Transaction};
 
 use super::gate::Turn;
@@ -51,7 +51,7 @@ impl WriteStore for SqliteStore {
     /// [`Error::Busy`] when another transaction of this process, or of another one, stays open for more than 5 s.
     async fn begin(&self) -> Result<SqliteTx, Error> {
         let turn = self.gate.enter().await?;
-        let inner = self.begin_immediate().await.map_err(|error| self.fault(error))?;
+        let inner = begin_immediate(&self.pool).await.map_err(|error| self.fault(error))?;
         Ok(SqliteTx { inner, _turn: turn })
     }
 
@@ -71,26 +71,23 @@ impl WriteStore for SqliteStore {
     }
 }
 
-impl SqliteStore {
-    /// Begins a transaction. The caller has its turn.
-    pub(super) async fn begin_immediate(&self) -> Result<Transaction<'static, Sqlite>, sqlx::Error> {
-        let connections = self.pool.options().get_max_connections();
-        for _ in 0..connections {
-            match self.pool.begin_with("BEGIN IMMEDIATE").await {
-                Err(sqlx::Error::InvalidSavePointStatement) => self.close_if_stale().await?,
-                begun => return begun,
-            }
+/// Begins a transaction that writes from the start. The caller has its turn.
+pub(super) async fn begin_immediate(pool: &SqlitePool) -> Result<Transaction<'static, Sqlite>, sqlx::Error> {
+    for _ in 0..pool.options().get_max_connections() {
+        match pool.begin_with("BEGIN IMMEDIATE").await {
+            Err(sqlx::Error::InvalidSavePointStatement) => close_if_stale(pool).await?,
+            begun => return begun,
         }
-        self.pool.begin_with("BEGIN IMMEDIATE").await
     }
+    pool.begin_with("BEGIN IMMEDIATE").await
+}
 
-    /// Closes a connection whose transaction SQLite ended by itself, as it does after some errors. sqlx goes on counting
-    /// such a transaction as open, and would never begin another one on that connection.
-    async fn close_if_stale(&self) -> Result<(), sqlx::Error> {
-        let connection = self.pool.acquire().await?;
-        if connection.is_in_transaction() {
-            connection.close().await?;
-        }
-        Ok(())
+/// Closes a connection whose transaction SQLite ended by itself, as it does after some errors. sqlx goes on counting such
+/// a transaction as open, and would never begin another one on that connection.
+async fn close_if_stale(pool: &SqlitePool) -> Result<(), sqlx::Error> {
+    let connection = pool.acquire().await?;
+    if connection.is_in_transaction() {
+        connection.close().await?;
     }
+    Ok(())
 }
