@@ -21,6 +21,7 @@ mod keeper;
 pub mod poller;
 mod queue;
 mod settle;
+pub mod signal;
 pub mod wake;
 
 mod finish;

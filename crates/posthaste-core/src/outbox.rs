@@ -14,6 +14,7 @@ use crate::dispatcher::{Closed, Dispatcher};
 use crate::event::{self, EventId, IntoEvent};
 use crate::finish::finish;
 use crate::poller::Source;
+use crate::signal::Signals;
 use crate::store::{self, AdminStore, NewRow, Store, WriteStore};
 
 use after::AfterWrite;
@@ -50,6 +51,7 @@ struct Inner<S: WriteStore> {
     store: S,
     after: Arc<AfterWrite>,
     relay: Option<Relay>,
+    signals: Option<Arc<Signals>>,
     tasks: TaskTracker,
 }
 
@@ -173,6 +175,9 @@ impl<S: WriteStore> Outbox<S> {
     /// Ends the deliveries in order: stops claiming, drains what is in memory, settles, and releases what the deadline
     /// cut off. Writing still works afterwards; its events are left to others. Calling it again waits for the one end.
     pub async fn shutdown(&self) -> Closed {
+        if let Some(signals) = &self.0.signals {
+            signals.close().await;
+        }
         let Some(relay) = &self.0.relay else { return Closed::default() };
         relay.source.close().await;
         let closed = relay.dispatcher.close().await;
@@ -186,6 +191,9 @@ impl<S: WriteStore> Outbox<S> {
 
     /// Like [`shutdown`](Self::shutdown), but gives back at once what has not ended by itself.
     pub async fn shutdown_now(&self) -> Closed {
+        if let Some(signals) = &self.0.signals {
+            signals.stop();
+        }
         let Some(relay) = &self.0.relay else { return Closed::default() };
         relay.source.stop();
         let closed = relay.dispatcher.close_now().await;
@@ -199,6 +207,9 @@ const LAST_TASKS: Duration = Duration::from_secs(1);
 
 impl<S: WriteStore> Drop for Inner<S> {
     fn drop(&mut self) {
+        if let Some(signals) = &self.signals {
+            signals.stop();
+        }
         if let Some(relay) = &self.relay {
             relay.source.stop();
         }

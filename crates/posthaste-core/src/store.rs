@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::event::{Event, EventId};
+use crate::signal::Signal;
 use crate::time::Timestamp;
 
 pub use admin::{AdminStore, Counts, Cursor, Filter, Order, Page, Purge, Record, Redrive};
@@ -187,6 +188,11 @@ pub trait RelayStore: Send + Sync + 'static {
     ///
     /// Only for the start of a process that is the only one: what is leased then was left by its predecessor.
     fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>>;
+
+    /// How processes on this table tell each other of new rows, if they can. Default: they cannot, and poll.
+    fn signal(&self) -> Option<Arc<dyn Signal>> {
+        None
+    }
 }
 
 /// Everything that an [`Outbox`](crate::Outbox) needs of a store. Implemented by whatever implements the parts.

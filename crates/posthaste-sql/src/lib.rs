@@ -1,7 +1,7 @@
 //! SQL stores of the Posthaste transactional outbox, on [`sqlx`].
 //!
-//! One feature per database: `sqlite` brings [`SqliteStore`]. A store is made from a pool, creates and upgrades its own
-//! table, and is handed to the outbox:
+//! One feature per database: `sqlite` brings `SqliteStore`, `postgres` brings `PgStore`. A store is made from a pool,
+//! creates and upgrades its own table, and is handed to the outbox:
 //!
 //! ```no_run
 //! # #[cfg(feature = "sqlite")]
@@ -12,17 +12,21 @@
 //! # }
 //! ```
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod admin;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod dialect;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod migrate;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
 mod url;
 
+#[cfg(feature = "postgres")]
+pub use postgres::PgStore;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteStore, SqliteTx};
 pub use table::TableName;

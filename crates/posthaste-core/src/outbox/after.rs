@@ -6,6 +6,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::dispatcher::{Dispatcher, HotPath};
 use crate::hook::{Ending, Hooks, WriteHook};
+use crate::signal::Signals;
 use crate::store::NewRow;
 
 /// The hooks around a write, the hot path being one of them.
@@ -13,13 +14,20 @@ pub(super) struct AfterWrite {
     hooks: Hooks,
     /// Last before the write, so that it leases what the others left; first after the commit, because it is waited for.
     hot: Option<(Arc<HotPath>, Arc<Dispatcher>)>,
+    /// For what this process leaves to others.
+    signals: Option<Arc<Signals>>,
     tasks: TaskTracker,
 }
 
 impl AfterWrite {
-    pub(super) fn new(hooks: Hooks, dispatcher: Option<Arc<Dispatcher>>, tasks: TaskTracker) -> Self {
+    pub(super) fn new(
+        hooks: Hooks,
+        dispatcher: Option<Arc<Dispatcher>>,
+        signals: Option<Arc<Signals>>,
+        tasks: TaskTracker,
+    ) -> Self {
         let hot = dispatcher.map(|dispatcher| (Arc::clone(dispatcher.hot()), dispatcher));
-        Self { hooks, hot, tasks }
+        Self { hooks, hot, signals, tasks }
     }
 
     /// What is to be inserted, after the hooks have had their say.
@@ -57,6 +65,11 @@ impl AfterWrite {
             if hot.is_closed() && ending != Ending::RolledBack {
                 self.give_back_after_close(Arc::clone(dispatcher));
             }
+        }
+        if let Some(signals) = &self.signals
+            && ending != Ending::RolledBack
+        {
+            signals.committed(rows);
         }
         self.hooks.after(ending, rows);
     }

@@ -16,6 +16,7 @@ use crate::options::{self, Options};
 use crate::poller::{Poller, Source};
 use crate::registry::{self, Registry};
 use crate::retry::Jitter;
+use crate::signal::Signals;
 use crate::store::{self, RelayStore, Store};
 
 /// How an outbox shares its table.
@@ -138,8 +139,9 @@ impl<S: Store> OutboxBuilder<S> {
         self.options.check()?;
         let registry = self.registry?;
         if self.scenario == Scenario::WriterOnly {
-            let after = Arc::new(AfterWrite::new(self.hooks, None, tasks.clone()));
-            return Ok(Outbox(Arc::new(Inner { store: self.store, after, relay: None, tasks })));
+            let signals = self.store.signal().map(|signal| Arc::new(Signals::start(signal, None, self.jitter)));
+            let after = Arc::new(AfterWrite::new(self.hooks, None, signals.clone(), tasks.clone()));
+            return Ok(Outbox(Arc::new(Inner { store: self.store, after, relay: None, signals, tasks })));
         }
         if registry.is_empty() {
             return Err(StartError::NoListener);
@@ -164,12 +166,15 @@ impl<S: Store> OutboxBuilder<S> {
             .options(self.options)
             .owner(owner)
             .metrics(self.metrics)
-            .jitter(self.jitter)
+            .jitter(self.jitter.clone())
             .wake(dispatcher.poller_wake())
             .build();
         poller.start();
-        let after = Arc::new(AfterWrite::new(self.hooks, Some(Arc::clone(&dispatcher)), tasks.clone()));
+        let wake = dispatcher.poller_wake();
+        let signals = self.store.signal().map(|signal| Arc::new(Signals::start(signal, Some(wake), self.jitter)));
+        let dispatching = Some(Arc::clone(&dispatcher));
+        let after = Arc::new(AfterWrite::new(self.hooks, dispatching, signals.clone(), tasks.clone()));
         let relay = Some(Relay { dispatcher, source: Box::new(poller) });
-        Ok(Outbox(Arc::new(Inner { store: self.store, after, relay, tasks })))
+        Ok(Outbox(Arc::new(Inner { store: self.store, after, relay, signals, tasks })))
     }
 }

@@ -1,0 +1,201 @@
+//! The store on PostgreSQL.
+
+mod admin;
+mod claim;
+mod fault;
+mod insert;
+mod migrate;
+mod moment;
+mod row;
+mod settle;
+mod signal;
+mod sql;
+mod tx;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use posthaste_core::EventId;
+use posthaste_core::signal::Signal;
+use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{Connection, SqlStr};
+
+use crate::dialect::Slots;
+use crate::table::TableName;
+use crate::url::detect;
+use sql::{CHANNEL, DIALECT, INSERT_ONE, NOTIFY};
+
+/// Connections of a pool of ours: a relay needs two or three, the rest is for transactions.
+const CONNECTIONS: u32 = 10;
+
+/// A connection that was used within this time is taken for alive; another one is asked first.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// How often a statement of ours that lost a conflict is tried in all, and the pauses in between, which double.
+const TRIES: u32 = 6;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
+
+/// An outbox in a PostgreSQL database. Cheap to clone; clones share the pool.
+///
+/// What is available, leased or expired is decided by the clock of the server. Behind a pooler that gives a connection to
+/// a transaction at a time, turn sqlx's cache of prepared statements off (`?statement-cache-capacity=0`), and wake-ups
+/// too ([`without_wake_ups`](Self::without_wake_ups)).
+///
+/// The table has an index for what the outbox itself needs. To search a large one by aggregate often, add one:
+/// `CREATE INDEX CONCURRENTLY ON outbox_event (aggregate_id)`. It costs every write, so it is not there by itself.
+#[derive(Clone)]
+pub struct PgStore {
+    pool: PgPool,
+    sql: Arc<Statements>,
+    wake_ups: bool,
+}
+
+/// Everything made from the name of the table.
+struct Statements {
+    table: TableName,
+    slots: Slots<SqlStr>,
+    insert_one: SqlStr,
+    notify: SqlStr,
+    channel: String,
+}
+
+impl Statements {
+    fn new(table: TableName) -> Self {
+        Self {
+            slots: DIALECT.statements(&table),
+            insert_one: DIALECT.statement(INSERT_ONE, &table),
+            notify: DIALECT.statement(NOTIFY, &table),
+            channel: DIALECT.fill(CHANNEL, &table),
+            table,
+        }
+    }
+}
+
+impl PgStore {
+    /// A store in the table `outbox_event`, on a pool of yours. A pool of one connection will do.
+    ///
+    /// A relay that is woken by other processes keeps one more connection, with the options of the pool.
+    pub fn new(pool: PgPool) -> Self {
+        Self { pool, sql: Arc::new(Statements::new(TableName::default())), wake_ups: true }
+    }
+
+    /// A store at a `postgres:` URL, with a pool of up to 10 connections. For TLS, build with the feature `tls`.
+    ///
+    /// # Errors
+    /// When the URL is not one of PostgreSQL, or the server cannot be reached.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        detect(url)?;
+        let refused = |error: &dyn fmt::Display| Error::Config {
+            field: "url",
+            // It may hold a password.
+            value: "postgres:…".to_owned(),
+            reason: error.to_string(),
+        };
+        let mut options = PgConnectOptions::from_str(url).map_err(|error| refused(&error))?;
+        if options.get_application_name().is_none() {
+            options = options.application_name("posthaste");
+        }
+        // To ask a connection whether it is alive costs a round trip each time, so only those are asked that had time to
+        // die.
+        let pool = PgPoolOptions::new().max_connections(CONNECTIONS).test_before_acquire(false).before_acquire(
+            |connection, meta| {
+                Box::pin(async move {
+                    if meta.idle_for >= FRESH {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            },
+        );
+        match pool.connect_with(options).await {
+            Ok(pool) => Ok(Self::new(pool)),
+            Err(sqlx::Error::Configuration(error)) => Err(refused(&error)),
+            Err(error) => Err(fault::classify(error, &TableName::default())),
+        }
+    }
+
+    /// The same store with another table, `table` or `schema.table`.
+    ///
+    /// # Errors
+    /// [`Error::Config`], saying what is allowed, for names that are not plain identifiers.
+    pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
+        self.sql = Arc::new(Statements::new(TableName::parse(table)?));
+        Ok(self)
+    }
+
+    /// The same store without LISTEN and NOTIFY: processes find each other's rows by polling alone.
+    pub fn without_wake_ups(mut self) -> Self {
+        self.wake_ups = false;
+        self
+    }
+
+    /// Closes all connections.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// The table.
+    pub fn table(&self) -> &TableName {
+        &self.sql.table
+    }
+
+    fn fault(&self, error: sqlx::Error) -> Error {
+        fault::classify(error, &self.sql.table)
+    }
+
+    /// Tries a statement again that lost a conflict with another transaction, and was rolled back for it.
+    async fn retrying<T, F>(&self, attempt: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, sqlx::Error>>,
+    {
+        let mut pause = SHORTEST_PAUSE;
+        for _ in 1..TRIES {
+            match attempt().await.map_err(|error| self.fault(error)) {
+                Err(Error::Busy(error)) => {
+                    tracing::debug!(table = %self.table(), %error, ?pause, "trying again after a conflict");
+                    tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+                    pause *= 2;
+                }
+                done => return done,
+            }
+        }
+        attempt().await.map_err(|error| self.fault(error))
+    }
+}
+
+impl fmt::Debug for PgStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PgStore").field("table", &self.sql.table).finish_non_exhaustive()
+    }
+}
+
+/// Each of these tries up to six times before it answers [`Error::Busy`].
+impl RelayStore for PgStore {
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
+        Box::pin(self.retrying(|| self.try_claim(claim)))
+    }
+
+    fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
+        Box::pin(self.retrying(|| self.try_settle(settlements)))
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {
+        Box::pin(self.retrying(|| self.try_renew(leases)))
+    }
+
+    fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(self.retrying(|| self.try_release_all()))
+    }
+
+    fn signal(&self) -> Option<Arc<dyn Signal>> {
+        self.wake_ups.then(|| Arc::new(self.clone()) as Arc<_>)
+    }
+}

@@ -1,0 +1,127 @@
+//! What an error of PostgreSQL or of sqlx means to the outbox.
+
+use posthaste_core::store::{CommitError, Error};
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
+
+use crate::table::TableName;
+
+/// The kind of an error.
+pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
+    match &error {
+        sqlx::Error::Database(database) => {
+            let code = database.code().unwrap_or_default();
+            match kind(&code) {
+                Kind::Unavailable => Error::Unavailable(Box::new(error)),
+                Kind::Busy => Error::Busy(Box::new(error)),
+                Kind::Schema(advice) => {
+                    Error::Schema { table: table.to_string(), reason: format!("{}; {advice}", database.message()) }
+                }
+                Kind::Refused => Error::Refused(Box::new(error)),
+            }
+        }
+        sqlx::Error::ColumnDecode { .. } | sqlx::Error::ColumnIndexOutOfBounds { .. } => {
+            Error::Schema { table: table.to_string(), reason: format!("{error}; {NOT_OURS}") }
+        }
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::BeginFailed => Error::Unavailable(Box::new(error)),
+        _ => Error::Refused(Box::new(error)),
+    }
+}
+
+/// Whether a commit that failed certainly did not happen.
+pub(super) fn classify_commit(error: sqlx::Error, table: &TableName) -> CommitError {
+    let certain = match &error {
+        // What ends the connection may come after the commit, while it waits for a replica.
+        sqlx::Error::Database(database) => database
+            .try_downcast_ref::<PgDatabaseError>()
+            .is_some_and(|error| error.severity() == PgSeverity::Error && error.code() != STATEMENT_COMPLETION_UNKNOWN),
+        _ => false,
+    };
+    let error = classify(error, table);
+    if certain { CommitError::NotCommitted(error) } else { CommitError::Unknown(error) }
+}
+
+/// Whether the connection was dead before anything was asked of it.
+pub(super) fn is_stale(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) => true,
+        sqlx::Error::Database(database) => database.code().is_some_and(|code| code.starts_with("57P")),
+        _ => false,
+    }
+}
+
+/// What a refused insert says if it was refused because an id is taken.
+pub(super) fn duplicate<'e>(error: &'e sqlx::Error, table: &TableName) -> Option<&'e PgDatabaseError> {
+    let error = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
+    let key = error.constraint()?.strip_suffix("_pkey")?;
+    (error.code() == UNIQUE_VIOLATION && key == table.name()).then_some(error)
+}
+
+const MIGRATE: &str = "run the migrations first";
+const NOT_OURS: &str = "these migrations did not make it, so rename it or choose another name for the table";
+
+// https://www.postgresql.org/docs/current/errcodes-appendix.html
+const UNIQUE_VIOLATION: &str = "23505";
+const STATEMENT_COMPLETION_UNKNOWN: &str = "40003";
+
+enum Kind {
+    Unavailable,
+    Busy,
+    Schema(&'static str),
+    Refused,
+}
+
+fn kind(code: &str) -> Kind {
+    match code {
+        // Undefined table, column or schema.
+        "42P01" | "42703" | "3F000" => Kind::Schema(MIGRATE),
+        // Duplicate table or object, wrong type, missing function or operator for it.
+        "42P07" | "42710" | "42804" | "42883" => Kind::Schema(NOT_OURS),
+        // Lock not available, cancelled by a time limit.
+        "55P03" | "57014" => Kind::Busy,
+        // A server that takes no writes: a standby, or a primary that was demoted.
+        "25006" => Kind::Unavailable,
+        // Idle for too long in a transaction, a transaction for too long.
+        "25P03" | "25P04" => Kind::Unavailable,
+        _ => match code.get(..2) {
+            // Serialization failure, deadlock.
+            Some("40") => Kind::Busy,
+            // Connections, resources such as connections or disk, the operator's doing, the system.
+            Some("08" | "53" | "57" | "58") => Kind::Unavailable,
+            _ => Kind::Refused,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_has_its_kind() {
+        for code in ["08006", "08P01", "53300", "53100", "57P01", "57P02", "57P03", "58030", "25006", "25P03"] {
+            assert!(matches!(kind(code), Kind::Unavailable), "{code}");
+        }
+        for code in ["40001", "40P01", "55P03", "57014"] {
+            assert!(matches!(kind(code), Kind::Busy), "{code}");
+        }
+        for code in ["42P01", "42703", "3F000", "42P07", "42804"] {
+            assert!(matches!(kind(code), Kind::Schema(_)), "{code}");
+        }
+        for code in ["23505", "42601", "42501", "22001", "25P02", "28P01", ""] {
+            assert!(matches!(kind(code), Kind::Refused), "{code}");
+        }
+    }
+
+    #[test]
+    fn without_an_answer_nothing_is_certain_about_a_commit() {
+        let lost = sqlx::Error::Io(std::io::ErrorKind::UnexpectedEof.into());
+        let error = classify_commit(lost, &TableName::default());
+        assert!(matches!(error, CommitError::Unknown(Error::Unavailable(_))), "{error:?}");
+    }
+}

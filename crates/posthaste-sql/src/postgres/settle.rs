@@ -1,0 +1,96 @@
+//! Writing outcomes back.
+
+use std::collections::HashSet;
+
+use posthaste_core::store::{Action, Settled, Settlement, Status, cut_error};
+use sqlx::postgres::types::PgInterval;
+
+use super::PgStore;
+use super::moment::interval;
+
+impl PgStore {
+    /// One statement, so that it happens as a whole or not at all.
+    pub(super) async fn try_settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, sqlx::Error> {
+        let mut settled = vec![Settled::Lost; settlements.len()];
+        // Each round is a statement. There is one, unless a row is settled twice.
+        for round in rounds(settlements) {
+            for place in self.settle_round(&round).await? {
+                // Places of rows count from one.
+                let place = usize::try_from(place - 1).expect("a place in an array");
+                settled[round[place].0] = Settled::Applied;
+            }
+        }
+        Ok(settled)
+    }
+
+    /// Settles rows of which no two are the same. The places of those that were.
+    async fn settle_round(&self, round: &[(usize, &Settlement)]) -> Result<Vec<i64>, sqlx::Error> {
+        let leases: Vec<_> = round.iter().map(|(_, settlement)| settlement.lease.as_str()).collect();
+        let query = if round.iter().all(|(_, settlement)| settlement.action == Action::Done) {
+            let seqs: Option<Vec<_>> = round.iter().map(|(_, settlement)| settlement.seq).collect();
+            match seqs {
+                Some(seqs) => sqlx::query_scalar(self.sql.slots.settle_done_by_seq.clone()).bind(seqs).bind(leases),
+                None => sqlx::query_scalar(self.sql.slots.settle_done.clone()).bind(ids(round)).bind(leases),
+            }
+        } else {
+            let changes: Vec<_> = round.iter().map(|(_, settlement)| change(&settlement.action)).collect();
+            sqlx::query_scalar(self.sql.slots.settle_other.clone())
+                .bind(ids(round))
+                .bind(leases)
+                .bind(changes.iter().map(|change| change.status.map(Status::code)).collect::<Vec<_>>())
+                .bind(changes.iter().map(|change| change.attempts).collect::<Vec<_>>())
+                .bind(changes.iter().map(|change| change.delay).collect::<Vec<_>>())
+                .bind(changes.into_iter().map(|change| change.error).collect::<Vec<_>>())
+        };
+        query.fetch_all(&self.pool).await
+    }
+}
+
+/// The settlements with their places, in rounds: the second settlement of a row must find what the first one made of it.
+///
+/// Each round is in the order of the rows, so that two statements that meet wait for each other in one direction only.
+fn rounds(settlements: &[Settlement]) -> Vec<Vec<(usize, &Settlement)>> {
+    let mut rounds = Vec::new();
+    let mut rest: Vec<_> = settlements.iter().enumerate().collect();
+    while !rest.is_empty() {
+        let mut ids = HashSet::with_capacity(rest.len());
+        let (mut round, again): (Vec<_>, Vec<_>) = rest.into_iter().partition(|(_, next)| ids.insert(&next.id));
+        round.sort_unstable_by_key(|(_, settlement)| (settlement.seq, &settlement.id));
+        rounds.push(round);
+        rest = again;
+    }
+    rounds
+}
+
+fn ids<'a>(round: &[(usize, &'a Settlement)]) -> Vec<&'a str> {
+    round.iter().map(|(_, settlement)| settlement.id.as_str()).collect()
+}
+
+/// What becomes of a row; nothing where a column stays as it is.
+#[derive(Default)]
+struct Change {
+    status: Option<Status>,
+    attempts: i32,
+    delay: Option<PgInterval>,
+    error: Option<String>,
+}
+
+fn change(action: &Action) -> Change {
+    match action {
+        Action::Done => Change { status: Some(Status::Done), ..Change::default() },
+        Action::Retry { delay, error } => Change {
+            status: Some(Status::Retry),
+            attempts: 1,
+            delay: Some(interval(*delay)),
+            error: Some(cut_error(error)),
+        },
+        Action::Defer { delay } => Change { delay: Some(interval(*delay)), ..Change::default() },
+        Action::Dead { error, counts } => Change {
+            status: Some(Status::Dead),
+            attempts: i32::from(*counts),
+            delay: None,
+            error: Some(cut_error(error)),
+        },
+        Action::Release => Change::default(),
+    }
+}

@@ -1,0 +1,68 @@
+//! LISTEN and NOTIFY.
+
+use std::time::Duration;
+
+use posthaste_core::signal::Signal;
+use posthaste_core::store::{BoxFuture, Error};
+use posthaste_core::wake::Wake;
+use sqlx::postgres::{PgListener, PgPoolOptions};
+use tokio::time::timeout;
+
+use super::PgStore;
+
+/// After how long without a notice the connection is tried: something in between may have cut it without a word.
+const QUIET: Duration = Duration::from_secs(30);
+
+impl Signal for PgStore {
+    fn send(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let query = sqlx::query(self.sql.notify.clone());
+            query.execute(&self.pool).await.map(drop).map_err(|error| self.fault(error))
+        })
+    }
+
+    /// On a connection of its own, because it keeps it.
+    fn listen<'a>(&'a self, wake: &'a Wake) -> BoxFuture<'a, Error> {
+        Box::pin(async move {
+            let error = tokio::select! {
+                error = self.listen_until_error(wake) => error,
+                () = self.pool.close_event() => sqlx::Error::PoolClosed,
+            };
+            self.fault(error)
+        })
+    }
+}
+
+impl PgStore {
+    async fn listen_until_error(&self, wake: &Wake) -> sqlx::Error {
+        match self.try_listen(wake).await {
+            Ok(()) => std::io::Error::from(std::io::ErrorKind::ConnectionReset).into(),
+            Err(error) => error,
+        }
+    }
+
+    /// Listens until the connection is lost.
+    async fn try_listen(&self, wake: &Wake) -> Result<(), sqlx::Error> {
+        let pool = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
+        let pool = pool.connect_with((*self.pool.connect_options()).clone()).await?;
+        let mut listener = PgListener::connect_with(&pool).await?;
+        listener.eager_reconnect(false);
+        listener.listen(&self.sql.channel).await?;
+        wake.now();
+        loop {
+            match timeout(QUIET, listener.try_recv()).await {
+                Ok(received) => {
+                    if received?.is_none() {
+                        return Ok(());
+                    }
+                    while listener.next_buffered().is_some() {}
+                    wake.now();
+                }
+                Err(_) => {
+                    let answer = timeout(QUIET, sqlx::raw_sql("SELECT").execute(&mut listener)).await;
+                    answer.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+                }
+            }
+        }
+    }
+}

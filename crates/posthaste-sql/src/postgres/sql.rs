@@ -1,0 +1,146 @@
+//! What is said to PostgreSQL.
+
+use crate::dialect::{Dialect, Slots};
+use crate::migrate::Migration;
+
+/// The columns of an event, in the order in which [`row`](super::row) reads them.
+macro_rules! event_columns {
+    () => {
+        "event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, content_type, payload, payload_bytes, \
+         headers, occurred_at, created_at, seq, attempts, available_at"
+    };
+}
+
+/// The columns of an insert, and the moment of it.
+macro_rules! insert_into {
+    () => {
+        "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, content_type, \
+         payload, payload_bytes, headers, occurred_at, created_at, available_at, locked_by, locked_at) "
+    };
+}
+
+/// When the next row that waits becomes available.
+macro_rules! next_available {
+    () => {
+        "(SELECT min(available_at) FROM {table} \
+         WHERE status IN (0, 2) AND available_at > (SELECT clock_timestamp()))"
+    };
+}
+
+/// What a settlement sets that ends a lease.
+macro_rules! done {
+    () => {
+        "SET status = 1, done_at = (SELECT clock_timestamp()), locked_by = NULL, locked_at = NULL "
+    };
+}
+
+// The clock is asked in a subquery: so it is asked once, after the rows that a statement sees were written, and what it
+// says can be looked up in an index. now() would be the moment at which the transaction began.
+pub(super) const DIALECT: Dialect = Dialect {
+    quote: '"',
+    moment: ("TIMESTAMPTZ 'epoch' + INTERVAL '1 microsecond' * ", ""),
+    error_contains: ("strpos(last_error, ", ") > 0"),
+    slots: Slots {
+        // Many rows, a column an array.
+        insert: concat!(
+            insert_into!(),
+            "SELECT event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, content_type, payload, \
+             payload_bytes, headers, occurred_at, now, coalesce(available_at, now + delay), lease, \
+             CASE WHEN lease IS NOT NULL THEN now END \
+             FROM (SELECT clock_timestamp() AS now) AS clock, \
+             unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], \
+             $9::bytea[], $10::text[], $11::timestamptz[], $12::timestamptz[], $13::interval[], $14::text[]) \
+             AS event (event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, content_type, payload, \
+             payload_bytes, headers, occurred_at, available_at, delay, lease)"
+        ),
+        // The error of a refused insert says it, and nothing else can be asked in that transaction.
+        taken: "",
+
+        claim: concat!(
+            "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE seq = ANY (ARRAY(\
+                SELECT seq FROM {table} \
+                WHERE status IN (0, 2) AND available_at <= (SELECT clock_timestamp()) \
+                AND created_at <= (SELECT clock_timestamp() - $2) \
+                AND (locked_by IS NULL OR locked_at IS NULL OR locked_at <= (SELECT clock_timestamp() - $3)) \
+                ORDER BY available_at, seq LIMIT $4 FOR UPDATE SKIP LOCKED)) \
+             RETURNING ",
+            event_columns!(),
+            ", locked_at, ",
+            next_available!()
+        ),
+        next_available: concat!("SELECT ", next_available!(), ", clock_timestamp()"),
+
+        settle_done_by_seq: concat!(
+            "UPDATE {table} AS t ",
+            done!(),
+            "FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS s (seq, lease, place) \
+             WHERE t.seq = s.seq AND t.locked_by = s.lease AND t.status IN (0, 2) RETURNING s.place"
+        ),
+        settle_done: concat!(
+            "UPDATE {table} AS t ",
+            done!(),
+            "FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS s (event_id, lease, place) \
+             WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2) RETURNING s.place"
+        ),
+        // Where a change is NULL the column stays as it is.
+        settle_other: "UPDATE {table} AS t SET status = coalesce(s.status, t.status), \
+                       attempts = t.attempts + s.attempts, \
+                       available_at = coalesce((SELECT clock_timestamp()) + s.delay, t.available_at), \
+                       done_at = CASE WHEN s.status IN (1, 3) THEN (SELECT clock_timestamp()) ELSE t.done_at END, \
+                       last_error = coalesce(s.error, t.last_error), locked_by = NULL, locked_at = NULL \
+                       FROM unnest($1::text[], $2::text[], $3::smallint[], $4::integer[], $5::interval[], $6::text[]) \
+                       WITH ORDINALITY AS s (event_id, lease, status, attempts, delay, error, place) \
+                       WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2) \
+                       RETURNING s.place",
+        // Every settlement says by itself which leases stood.
+        held: "",
+        renew: "UPDATE {table} AS t SET locked_at = (SELECT clock_timestamp()) \
+                FROM unnest($1::text[], $2::text[]) AS s (event_id, lease) \
+                WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2) \
+                RETURNING t.event_id, t.locked_by",
+        release_all: "UPDATE {table} SET locked_by = NULL, locked_at = NULL \
+                      WHERE status IN (0, 2) AND locked_by IS NOT NULL",
+
+        counts: "SELECT status, count(*) FROM {table} WHERE status IN (0, 2) GROUP BY status \
+                 UNION ALL SELECT status, count(*) FROM {table} WHERE status IN (1, 3) GROUP BY status",
+        records: concat!(
+            "SELECT ",
+            event_columns!(),
+            ", status, done_at, last_error, locked_by, locked_at FROM {table} WHERE TRUE"
+        ),
+        redrive: "UPDATE {table} SET status = 0, attempts = 0, available_at = (SELECT clock_timestamp()), \
+                  done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL \
+                  WHERE seq = ANY (ARRAY(SELECT seq FROM {table} WHERE status IN (1, 3) AND status = 3",
+        purge: "DELETE FROM {table} WHERE seq = ANY (ARRAY(",
+        purgeable: "SELECT seq FROM {table} WHERE ",
+
+        create_history: "CREATE TABLE IF NOT EXISTS {schema}posthaste_migration (\
+                         table_name TEXT NOT NULL, version BIGINT NOT NULL, name TEXT NOT NULL, \
+                         applied_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(), \
+                         PRIMARY KEY (table_name, version))",
+        applied: "SELECT coalesce(max(version), 0) FROM {schema}posthaste_migration WHERE table_name = $1",
+        record_applied: "INSERT INTO {schema}posthaste_migration (table_name, version, name) VALUES ($1, $2, $3)",
+    },
+};
+
+/// One row.
+pub(super) const INSERT_ONE: &str = concat!(
+    insert_into!(),
+    "SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, now, coalesce($12, now + $13), $14, \
+     CASE WHEN $14 IS NOT NULL THEN now END FROM (SELECT clock_timestamp() AS now) AS clock"
+);
+
+/// Lets one process at a time migrate. Ends with the transaction. The number is "posthast" in ASCII.
+pub(super) const LOCK_MIGRATION: &str = "SELECT pg_advisory_xact_lock(8101821198467429236)";
+
+/// Wakes relays, outside of any transaction of the user, and without waiting for the disk: a lost notice costs nothing.
+pub(super) const NOTIFY: &str = "SELECT set_config('synchronous_commit', 'off', true), pg_notify('posthaste_{name}', '')";
+
+/// The channel of the notices. Without the schema, so that it does not matter who names it and who does not.
+pub(super) const CHANNEL: &str = "posthaste_{name}";
+
+/// See [`PgStore::wake_trigger_sql`](super::PgStore::wake_trigger_sql).
+pub(super) const WAKE_TRIGGER: &str = include_str!("sql/wake_trigger.sql");
+
+pub(super) const MIGRATIONS: &[Migration] =
+    &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];

@@ -1,0 +1,49 @@
+//! Transactions.
+
+use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
+use sqlx::Transaction;
+use sqlx::postgres::{PgConnection, Postgres};
+
+use super::{PgStore, fault};
+
+/// PostgreSQL answers the COMMIT of a transaction in which a statement had failed with success, and rolls back. The first
+/// statement is refused there. The chain lets sqlx end a transaction that it still counts as open, together with the
+/// return of the connection to its pool.
+const COMMIT: &str = "SELECT; COMMIT AND CHAIN";
+
+/// How many connections that have died in the pool a begin passes by.
+const MOST_STALE: usize = 3;
+
+impl WriteStore for PgStore {
+    type Connection = PgConnection;
+    type Tx<'c> = Transaction<'c, Postgres>;
+    type OwnTx = Transaction<'static, Postgres>;
+
+    async fn begin(&self) -> Result<Transaction<'static, Postgres>, Error> {
+        for _ in 0..MOST_STALE {
+            match self.pool.begin().await {
+                Err(error) if fault::is_stale(&error) => tracing::debug!(%error, "passing by a dead connection"),
+                begun => return begun.map_err(|error| self.fault(error)),
+            }
+        }
+        self.pool.begin().await.map_err(|error| self.fault(error))
+    }
+
+    /// # Errors
+    /// Any of them ends the transaction, also a duplicate id: it can only be rolled back, unless it is rolled back to a
+    /// savepoint before the insert.
+    async fn insert(&self, connection: &mut PgConnection, rows: &[NewRow]) -> Result<(), Error> {
+        self.insert_rows(connection, rows).await
+    }
+
+    /// # Errors
+    /// [`CommitError::NotCommitted`] also when a statement of the transaction had failed.
+    async fn commit(&self, mut tx: Transaction<'static, Postgres>) -> Result<(), CommitError> {
+        let committed = sqlx::raw_sql(COMMIT).execute(&mut *tx).await;
+        committed.map(drop).map_err(|error| fault::classify_commit(error, self.table()))
+    }
+
+    async fn rollback(&self, tx: Transaction<'static, Postgres>) -> Result<(), Error> {
+        tx.rollback().await.map_err(|error| self.fault(error))
+    }
+}
