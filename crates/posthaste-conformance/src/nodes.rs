@@ -267,6 +267,8 @@ pub async fn case_72_too_late<F: Fixture>(fixture: F) {
     let gate = Gate::new();
     let tap = tap.behind(&gate).answering(|_| Err(posthaste_core::Failure::permanent("too late")));
     let (slow, slow_meter) = start(fixture.node().await, no_interval(), tap).await;
+    // Its first poll is over before there is anything to claim.
+    slow_meter.until("it has polled", |tally| tally.oldest_lag.len() == 1).await;
     let id = write(&slow, event("Contested")).await;
     inbox.next().await;
     fixture.advance(LEASE).await;
