@@ -195,10 +195,8 @@ pub async fn case_30_order_of_claimed_rows<F: Fixture>(fixture: F) {
     let settlements: Vec<Settlement> = rows
         .iter()
         .zip(0..)
-        .map(|(event, n)| Settlement {
-            id: event.id().clone(),
-            lease: lease.clone(),
-            action: Action::Defer { delay: MINUTE - Duration::from_secs(n) },
+        .map(|(event, n)| {
+            Settlement::new(event.id().clone(), lease.clone(), Action::Defer { delay: MINUTE - Duration::from_secs(n) })
         })
         .collect();
     store.settle(&settlements).await.unwrap();
@@ -223,7 +221,7 @@ pub async fn case_31_lease_round_trip<F: Fixture>(fixture: F) {
     leases.push((born.id().clone(), born_lease));
     assert_eq!(store.renew(&leases).await.unwrap(), [true; 51]);
     let done: Vec<Settlement> =
-        leases.into_iter().map(|(id, lease)| Settlement { id, lease, action: Action::Done }).collect();
+        leases.into_iter().map(|(id, lease)| Settlement::new(id, lease, Action::Done)).collect();
     assert_eq!(store.settle(&done).await.unwrap(), [Settled::Applied; 51]);
 }
 

@@ -122,7 +122,7 @@ pub async fn case_49_share_of_hot_and_cold<F: Fixture>(fixture: F) {
     const EACH: usize = 600;
     let (tap, mut inbox) = Tap::new();
     let gate = Gate::new();
-    let options = Options { workers: 1, hot_queue: EACH, cold_queue: EACH, ..no_interval() };
+    let options = Options { workers: 1, hot_queue: EACH, cold_queue: 10 * EACH, ..no_interval() };
     let (outbox, meter) = start(fixture.store(), options, tap.behind(&gate)).await;
     // The only worker is kept busy until both queues are full.
     write(&outbox, event("First")).await;

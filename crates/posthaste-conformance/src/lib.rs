@@ -118,6 +118,7 @@ macro_rules! store_tests {
                 case_25_dead,
                 case_25_deferred,
                 case_26_mixed_batch,
+                case_26_numbers_and_ids,
                 case_26_large_batch,
                 case_32_lost_lease,
                 case_32_expired_but_not_taken,

@@ -129,7 +129,7 @@ pub async fn case_54_handler_refuses<F: Fixture>(fixture: F) {
     assert_eq!(claim_ids(&fixture.store(), 10).await, ids_of(&rows[2..]));
     // What it took it can settle.
     let (id, lease) = keeper.rows.borrow()[0].clone();
-    let settlement = Settlement { id: id.clone(), lease, action: Action::Done };
+    let settlement = Settlement::new(id.clone(), lease, Action::Done);
     fixture.store().settle(&[settlement]).await.unwrap();
     assert_at(&fixture.store(), &id, Status::Done, 0).await;
 }
