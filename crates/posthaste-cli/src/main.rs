@@ -1,1 +1,58 @@
-fn main() {}
+//! The `posthaste` command.
+
+mod demo;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// A transactional outbox: events written with your business change, delivered at least once.
+#[derive(Parser)]
+#[command(name = "posthaste", version, arg_required_else_help = true, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(demo::Args),
+}
+
+/// The exit status when a command could not do its work; the same as that of clap for a wrong command line.
+const COULD_NOT_RUN: u8 = 2;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_if_asked();
+    let ended = match cli.command {
+        Command::Demo(args) => demo::run(args).await,
+    };
+    ended.unwrap_or_else(|error| {
+        eprintln!("error: {}", text(&error));
+        ExitCode::from(COULD_NOT_RUN)
+    })
+}
+
+/// An error and its causes in one line. Some print their cause themselves; saying it twice helps nobody.
+fn text(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| match cause.to_string() {
+        cause if text.is_empty() => cause,
+        cause if text.ends_with(&cause) => text,
+        cause => format!("{text}: {cause}"),
+    })
+}
+
+/// Logs go to stderr, and only where `RUST_LOG` asks for them: a command says what it has to say by itself.
+fn log_if_asked() {
+    if let Ok(filter) = EnvFilter::try_from_default_env() {
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+            .init();
+    }
+}
