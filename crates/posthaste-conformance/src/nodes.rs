@@ -284,3 +284,20 @@ pub async fn case_72_too_late<F: Fixture>(fixture: F) {
     slow.shutdown().await;
     quick.shutdown().await;
 }
+
+/// An outbox that is dropped takes its tasks and listeners with it, in the middle of a delivery or after a shutdown.
+pub async fn case_73_dropped_outbox<F: Fixture>(fixture: F) {
+    for shut_down in [false, true] {
+        let gate = Gate::new();
+        let (tap, mut inbox) = Tap::new();
+        let options = Options { shutdown_deadline: Duration::from_millis(50), ..no_interval() };
+        let (outbox, _) = start(fixture.store(), options, tap.behind(&gate)).await;
+        write(&outbox, event("Hangs")).await;
+        inbox.next().await;
+        if shut_down {
+            outbox.shutdown().await;
+        }
+        drop(outbox);
+        within("the listener is gone", inbox.closed()).await;
+    }
+}
