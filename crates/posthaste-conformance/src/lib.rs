@@ -136,6 +136,7 @@ macro_rules! store_tests {
                 case_28_tells_lag_and_next_moment,
                 case_30_order_of_claimed_rows,
                 case_31_lease_round_trip,
+                case_31_ids_of_any_look,
                 case_33_renew,
                 case_33_release,
             }
