@@ -194,6 +194,8 @@ macro_rules! store_tests {
                 case_52_twice_and_at_once,
                 case_52_cut_short,
                 case_69_lease_is_adopted,
+                case_69_adopted_while_settling,
+                case_69_claimed_before_the_answer,
                 case_70_slow_listener_keeps_its_lease,
                 case_70_failed_renewal,
                 case_75_lease_runs_out_in_the_queue,
@@ -237,6 +239,7 @@ macro_rules! store_tests {
                 case_59_two_nodes,
                 case_61_hot_here_cold_there,
                 case_62_burst,
+                case_66_commits_during_shutdown,
             }
         }
     };

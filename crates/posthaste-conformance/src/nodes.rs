@@ -301,3 +301,36 @@ pub async fn case_73_dropped_outbox<F: Fixture>(fixture: F) {
         within("the listener is gone", inbox.closed()).await;
     }
 }
+
+/// Transactions that commit while the outbox shuts down: each event is delivered, or free for others, and never both.
+pub async fn case_66_commits_during_shutdown<F: Fixture>(fixture: F) {
+    const WRITERS: u64 = 4;
+    const WRITES: u64 = 40;
+    let deliveries = Deliveries::default();
+    let (outbox, meter) = start(fixture.store(), no_interval(), deliveries.listener()).await;
+    let mut writers = tokio::task::JoinSet::new();
+    for _ in 0..WRITERS {
+        let outbox = outbox.clone();
+        writers.spawn(async move {
+            for _ in 0..WRITES {
+                write(&outbox, event("Racing")).await;
+            }
+        });
+    }
+    meter.until("they are at it", |tally| tally.delivered >= WRITES).await;
+    within("it ends", outbox.shutdown()).await;
+    within("they end", writers.join_all()).await;
+    let done = counts(&fixture.store()).await.done;
+    let free = || async {
+        let claim = crate::rows::claim_of(1000);
+        let claimed = posthaste_core::store::RelayStore::claim(&fixture.store(), &claim).await.unwrap();
+        let rows: Vec<_> = claimed.rows.iter().map(|row| (row.event.id().clone(), claim.lease.clone())).collect();
+        for (id, lease) in &rows {
+            crate::rows::settle(&fixture.store(), id, lease, posthaste_core::store::Action::Release).await;
+            assert!(!deliveries.0.lock().unwrap().contains_key(id.as_str()), "{id} was delivered, and is free");
+        }
+        rows.len() as u64 + done == WRITERS * WRITES
+    };
+    eventually("what was not delivered is free", free).await;
+    deliveries.assert_each_once(usize::try_from(done).unwrap());
+}
