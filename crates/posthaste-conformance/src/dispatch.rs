@@ -426,3 +426,27 @@ pub async fn case_70_failed_renewal<F: Fixture>(fixture: F) {
     meter.until("it is delivered", |tally| tally.delivered == 1).await;
     outbox.shutdown().await;
 }
+
+/// An event whose lease ran out while it was queued is not started: another process may have it. It comes again by a
+/// claim.
+pub async fn case_75_lease_runs_out_in_the_queue<F: Fixture>(fixture: F) {
+    let lease = Duration::from_millis(100);
+    let (store, faults) = Faulty::new(fixture.store());
+    faults.always(Call::Renew, Fault::Unavailable);
+    let (tap, mut inbox) = Tap::new();
+    let gate = Gate::new();
+    let options = Options { lease, workers: 1, ..no_interval() };
+    let (outbox, meter) = start(store, options, tap.behind(&gate)).await;
+    let ids = write_all(&outbox, events(2)).await;
+    assert_eq!(inbox.next().await.id(), &ids[0]);
+    // Time has to pass; nothing is waited for.
+    tokio::time::sleep(lease * 2).await;
+    gate.open();
+    meter.until("it is left alone", |tally| tally.lease_lost == 1).await;
+    outbox.wake();
+    let again = inbox.next().await;
+    assert_eq!((again.id(), again.path(), again.attempt()), (&ids[1], Path::Cold, 1));
+    meter.until("both are delivered", |tally| tally.delivered == 2).await;
+    outbox.shutdown().await;
+    inbox.assert_empty();
+}

@@ -100,6 +100,8 @@ macro_rules! store_tests {
             cancel {
                 case_19_cut_anywhere,
                 case_19_cut_commit,
+                case_19_commit_goes_on,
+                case_19_begin_goes_on,
                 case_19_cut_write,
             }
             insert {
@@ -193,6 +195,7 @@ macro_rules! store_tests {
                 case_69_lease_is_adopted,
                 case_70_slow_listener_keeps_its_lease,
                 case_70_failed_renewal,
+                case_75_lease_runs_out_in_the_queue,
             }
             poll {
                 case_53_free_capacity,
@@ -208,6 +211,8 @@ macro_rules! store_tests {
                 case_58_backlog,
                 case_58_exactly_full,
                 case_58_handler_without_signal,
+                case_74_next_moment,
+                case_74_wake,
             }
             nodes {
                 case_60_node_dies,
@@ -216,6 +221,7 @@ macro_rules! store_tests {
                 case_64_outboxes_come_and_go,
                 case_71_takeover_at_the_start,
                 case_72_too_late,
+                case_73_dropped_outbox,
             }
         }
         // Where it matters that things happen at the same time.

@@ -267,6 +267,8 @@ pub async fn case_72_too_late<F: Fixture>(fixture: F) {
     let gate = Gate::new();
     let tap = tap.behind(&gate).answering(|_| Err(posthaste_core::Failure::permanent("too late")));
     let (slow, slow_meter) = start(fixture.node().await, no_interval(), tap).await;
+    // Its first poll is over before there is anything to claim.
+    slow_meter.until("it has polled", |tally| tally.oldest_lag.len() == 1).await;
     let id = write(&slow, event("Contested")).await;
     inbox.next().await;
     fixture.advance(LEASE).await;
@@ -281,4 +283,21 @@ pub async fn case_72_too_late<F: Fixture>(fixture: F) {
     assert_eq!((slow_meter.tally().dead, slow.in_flight()), (0, 0));
     slow.shutdown().await;
     quick.shutdown().await;
+}
+
+/// An outbox that is dropped takes its tasks and listeners with it, in the middle of a delivery or after a shutdown.
+pub async fn case_73_dropped_outbox<F: Fixture>(fixture: F) {
+    for shut_down in [false, true] {
+        let gate = Gate::new();
+        let (tap, mut inbox) = Tap::new();
+        let options = Options { shutdown_deadline: Duration::from_millis(50), ..no_interval() };
+        let (outbox, _) = start(fixture.store(), options, tap.behind(&gate)).await;
+        write(&outbox, event("Hangs")).await;
+        inbox.next().await;
+        if shut_down {
+            outbox.shutdown().await;
+        }
+        drop(outbox);
+        within("the listener is gone", inbox.closed()).await;
+    }
 }
