@@ -1,6 +1,7 @@
 //! What a case needs of a store besides its traits.
 
 mod memory;
+mod postgres;
 mod sqlite;
 
 use std::future::Future;
@@ -11,6 +12,7 @@ use posthaste_core::store::{Error, Store, WriteStore};
 use posthaste_sql::Scheme;
 
 pub use memory::MemoryFixture;
+pub use postgres::PgFixture;
 pub use sqlite::SqliteFixture;
 
 /// A transaction that somebody else began.
