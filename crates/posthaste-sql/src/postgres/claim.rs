@@ -22,7 +22,8 @@ impl PgStore {
             .bind(claim.lease.as_str())
             .bind(interval(claim.skip_recent))
             .bind(interval(claim.lease_duration))
-            .bind(limit(claim.limit));
+            .bind(limit(claim.limit))
+            .bind(true);
 
         let mut taken = Vec::new();
         let mut next_in = None;
@@ -70,7 +71,7 @@ impl PgStore {
         let mut sorted: Vec<_> = leases.iter().map(|(id, lease)| (id.as_str(), lease.as_str())).collect();
         sorted.sort_unstable();
         let (ids, texts): (Vec<_>, Vec<_>) = sorted.into_iter().unzip();
-        let query = sqlx::query_as(self.sql.slots.renew.clone()).bind(ids).bind(texts);
+        let query = sqlx::query_as(self.sql.slots.renew.clone()).bind(ids).bind(texts).bind(true);
         let held: HashSet<(String, String)> = query.fetch_all(&self.pool).await?.into_iter().collect();
         let key = |id: &EventId, lease: &Lease| (id.to_string(), lease.as_str().to_owned());
         Ok(leases.iter().map(|(id, lease)| held.contains(&key(id, lease))).collect())

@@ -29,14 +29,17 @@ impl PgStore {
         let query = if round.iter().all(|(_, settlement)| settlement.action == Action::Done) {
             let seqs: Option<Vec<_>> = round.iter().map(|(_, settlement)| settlement.seq).collect();
             match seqs {
-                Some(seqs) => sqlx::query_scalar(self.sql.slots.settle_done_by_seq.clone()).bind(seqs).bind(leases),
-                None => sqlx::query_scalar(self.sql.slots.settle_done.clone()).bind(ids(round)).bind(leases),
+                Some(seqs) => sqlx::query_scalar(self.sql.slots.settle_done_by_seq.clone()).bind(seqs),
+                None => sqlx::query_scalar(self.sql.slots.settle_done.clone()).bind(ids(round)),
             }
+            .bind(leases)
+            .bind(true)
         } else {
             let changes: Vec<_> = round.iter().map(|(_, settlement)| change(&settlement.action)).collect();
             sqlx::query_scalar(self.sql.slots.settle_other.clone())
                 .bind(ids(round))
                 .bind(leases)
+                .bind(true)
                 .bind(changes.iter().map(|change| change.status.map(Status::code)).collect::<Vec<_>>())
                 .bind(changes.iter().map(|change| change.attempts).collect::<Vec<_>>())
                 .bind(changes.iter().map(|change| change.delay).collect::<Vec<_>>())

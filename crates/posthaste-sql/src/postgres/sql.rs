@@ -27,7 +27,24 @@ macro_rules! next_available {
     };
 }
 
-/// What a settlement sets that ends a lease.
+/// Has the statement planned anew each time. PostgreSQL would keep a plan that it made while the table was small, and walk
+/// the whole of it with that plan once it is large. The parameter is true, so a plan for the values at hand has no use for
+/// the count; a plan for any values has to reckon with it, and looks too dear to be kept.
+macro_rules! planned_anew {
+    ($parameter:literal) => {
+        concat!("AND (", $parameter, " OR (SELECT count(*) FROM generate_series(1, 1000000000)) = 0) ")
+    };
+}
+
+/// Pending rows under the leases of `s`. The status is hidden in a sum: from statistics that were taken when everything was
+/// done, the planner would conclude that it finds nothing, and join accordingly.
+macro_rules! held {
+    () => {
+        "AND t.locked_by = s.lease AND t.status + 0 NOT IN (1, 3) "
+    };
+}
+
+/// What makes a row DONE.
 macro_rules! done {
     () => {
         "SET status = 1, done_at = (SELECT clock_timestamp()), locked_by = NULL, locked_at = NULL "
@@ -56,14 +73,18 @@ pub(super) const DIALECT: Dialect = Dialect {
         // The error of a refused insert says it, and nothing else can be asked in that transaction.
         taken: "",
 
+        // A range with both ends looks narrow to the planner. So it walks the index in order, whatever it knows of the
+        // table, instead of fetching and sorting all that is pending.
         claim: concat!(
             "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE seq = ANY (ARRAY(\
                 SELECT seq FROM {table} \
-                WHERE status IN (0, 2) AND available_at <= (SELECT clock_timestamp()) \
-                AND created_at <= (SELECT clock_timestamp() - $2) \
+                WHERE status IN (0, 2) \
+                AND available_at <= (SELECT clock_timestamp()) AND available_at >= '-infinity' \
+                AND created_at <= (SELECT clock_timestamp() - $2) AND created_at >= '-infinity' \
                 AND (locked_by IS NULL OR locked_at IS NULL OR locked_at <= (SELECT clock_timestamp() - $3)) \
-                ORDER BY available_at, seq LIMIT $4 FOR UPDATE SKIP LOCKED)) \
-             RETURNING ",
+                ORDER BY available_at, seq LIMIT $4 FOR UPDATE SKIP LOCKED)) ",
+            planned_anew!("$5"),
+            "RETURNING ",
             event_columns!(),
             ", locked_at, ",
             next_available!()
@@ -74,30 +95,43 @@ pub(super) const DIALECT: Dialect = Dialect {
             "UPDATE {table} AS t ",
             done!(),
             "FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS s (seq, lease, place) \
-             WHERE t.seq = s.seq AND t.locked_by = s.lease AND t.status IN (0, 2) RETURNING s.place"
+             WHERE t.seq = ANY ($1) AND t.seq = s.seq ",
+            held!(),
+            planned_anew!("$3"),
+            "RETURNING s.place"
         ),
         settle_done: concat!(
             "UPDATE {table} AS t ",
             done!(),
             "FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS s (event_id, lease, place) \
-             WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2) RETURNING s.place"
+             WHERE t.event_id = ANY ($1) AND t.event_id = s.event_id ",
+            held!(),
+            planned_anew!("$3"),
+            "RETURNING s.place"
         ),
         // Where a change is NULL the column stays as it is.
-        settle_other: "UPDATE {table} AS t SET status = coalesce(s.status, t.status), \
-                       attempts = t.attempts + s.attempts, \
-                       available_at = coalesce((SELECT clock_timestamp()) + s.delay, t.available_at), \
-                       done_at = CASE WHEN s.status IN (1, 3) THEN (SELECT clock_timestamp()) ELSE t.done_at END, \
-                       last_error = coalesce(s.error, t.last_error), locked_by = NULL, locked_at = NULL \
-                       FROM unnest($1::text[], $2::text[], $3::smallint[], $4::integer[], $5::interval[], $6::text[]) \
-                       WITH ORDINALITY AS s (event_id, lease, status, attempts, delay, error, place) \
-                       WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2) \
-                       RETURNING s.place",
+        settle_other: concat!(
+            "UPDATE {table} AS t SET status = coalesce(s.status, t.status), attempts = t.attempts + s.attempts, \
+             available_at = coalesce((SELECT clock_timestamp()) + s.delay, t.available_at), \
+             done_at = CASE WHEN s.status IN (1, 3) THEN (SELECT clock_timestamp()) ELSE t.done_at END, \
+             last_error = coalesce(s.error, t.last_error), locked_by = NULL, locked_at = NULL \
+             FROM unnest($1::text[], $2::text[], $4::smallint[], $5::integer[], $6::interval[], $7::text[]) \
+             WITH ORDINALITY AS s (event_id, lease, status, attempts, delay, error, place) \
+             WHERE t.event_id = ANY ($1) AND t.event_id = s.event_id ",
+            held!(),
+            planned_anew!("$3"),
+            "RETURNING s.place"
+        ),
         // Every settlement says by itself which leases stood.
         held: "",
-        renew: "UPDATE {table} AS t SET locked_at = (SELECT clock_timestamp()) \
-                FROM unnest($1::text[], $2::text[]) AS s (event_id, lease) \
-                WHERE t.event_id = s.event_id AND t.locked_by = s.lease AND t.status IN (0, 2) \
-                RETURNING t.event_id, t.locked_by",
+        renew: concat!(
+            "UPDATE {table} AS t SET locked_at = (SELECT clock_timestamp()) \
+             FROM unnest($1::text[], $2::text[]) AS s (event_id, lease) \
+             WHERE t.event_id = ANY ($1) AND t.event_id = s.event_id ",
+            held!(),
+            planned_anew!("$3"),
+            "RETURNING t.event_id, t.locked_by"
+        ),
         release_all: "UPDATE {table} SET locked_by = NULL, locked_at = NULL \
                       WHERE status IN (0, 2) AND locked_by IS NOT NULL",
 

@@ -26,8 +26,9 @@ CREATE TABLE {table} (
 -- For claims: only what is pending, in the order of a claim. Rows that wait for a far moment are never walked.
 CREATE INDEX "{name}_pending" ON {table} (available_at, seq) WHERE status IN (0, 2);
 
--- For settlements of claimed rows, and for lists.
-CREATE INDEX "{name}_seq" ON {table} (seq);
+-- For settlements of claimed rows, and for lists. Unique not for its own sake: it tells the planner, before there are any
+-- statistics, that a number finds one row.
+CREATE UNIQUE INDEX "{name}_seq" ON {table} (seq);
 
 -- For retention, and to find what is dead among all that is done.
 CREATE INDEX "{name}_final" ON {table} (status, done_at) WHERE status IN (1, 3);
