@@ -21,15 +21,19 @@ use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{Connection, SqlStr};
+use sqlx::{ConnectOptions, Connection, SqlStr};
 
 use crate::dialect::Slots;
 use crate::table::TableName;
-use crate::url::detect;
+use crate::url::{Scheme, expect};
 use sql::{CHANNEL, DIALECT, INSERT_ONE, NOTIFY};
 
 /// Connections of a pool of ours: a relay needs two or three, the rest is for transactions.
 const CONNECTIONS: u32 = 10;
+
+/// How long a pool of ours waits for a connection, be it that all are in use or that the server does not answer. The 30 s of
+/// sqlx are longer than most requests live.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection that was used within this time is taken for alive; another one is asked first.
 const FRESH: Duration = Duration::from_secs(1);
@@ -87,7 +91,7 @@ impl PgStore {
     /// # Errors
     /// When the URL is not one of PostgreSQL, or the server cannot be reached.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        detect(url)?;
+        expect(url, Scheme::Postgres)?;
         let refused = |error: &dyn fmt::Display| Error::Config {
             field: "url",
             // It may hold a password.
@@ -100,18 +104,22 @@ impl PgStore {
         }
         // To ask a connection whether it is alive costs a round trip each time, so only those are asked that had time to
         // die.
-        let pool = PgPoolOptions::new().max_connections(CONNECTIONS).test_before_acquire(false).before_acquire(
-            |connection, meta| {
+        let pool = PgPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
                 Box::pin(async move {
                     if meta.idle_for >= FRESH {
                         connection.ping().await?;
                     }
                     Ok(true)
                 })
-            },
-        );
-        match pool.connect_with(options).await {
-            Ok(pool) => Ok(Self::new(pool)),
+            });
+        // A pool goes on knocking at a closed door for as long as it waits; the first connection says at once.
+        let first = async { options.connect().await?.close().await };
+        match first.await {
+            Ok(()) => Ok(Self::new(pool.connect_lazy_with(options))),
             Err(sqlx::Error::Configuration(error)) => Err(refused(&error)),
             Err(error) => Err(fault::classify(error, &TableName::default())),
         }

@@ -25,7 +25,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePo
 
 use crate::dialect::Slots;
 use crate::table::TableName;
-use crate::url::detect;
+use crate::url::{Scheme, expect};
 use gate::{Gate, Patience};
 
 pub use tx::SqliteTx;
@@ -108,7 +108,7 @@ impl SqliteStore {
     /// # Errors
     /// When the URL is not one of SQLite, or the file cannot be opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        detect(url)?;
+        expect(url, Scheme::Sqlite)?;
         let rest = url.split_once(':').map_or("", |(_, rest)| rest);
         let options = SqliteConnectOptions::from_str(&format!("sqlite:{rest}")).map_err(|error| Error::Config {
             field: "url",

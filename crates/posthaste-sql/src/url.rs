@@ -66,6 +66,20 @@ pub fn detect(url: &str) -> Result<Scheme, Error> {
     }
 }
 
+/// Refuses a URL that speaks of another database than the one at hand.
+///
+/// # Errors
+/// As [`detect`], and when it is another one.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn expect(url: &str, expected: Scheme) -> Result<(), Error> {
+    let scheme = detect(url)?;
+    if scheme == expected {
+        return Ok(());
+    }
+    let given = url.split_once(':').map_or("", |(given, _)| given);
+    Err(refused(given, format!("it is a URL of {scheme}, and this is a store on {expected}")))
+}
+
 fn known() -> String {
     Scheme::KNOWN.map(|(name, _)| format!("{name}:")).join(", ")
 }

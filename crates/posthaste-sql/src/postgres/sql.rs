@@ -168,7 +168,8 @@ pub(super) const INSERT_ONE: &str = concat!(
 pub(super) const LOCK_MIGRATION: &str = "SELECT pg_advisory_xact_lock(8101821198467429236)";
 
 /// Wakes relays, outside of any transaction of the user, and without waiting for the disk: a lost notice costs nothing.
-pub(super) const NOTIFY: &str = "SELECT set_config('synchronous_commit', 'off', true), pg_notify('posthaste_{name}', '')";
+pub(super) const NOTIFY: &str =
+    "SELECT set_config('synchronous_commit', 'off', true), pg_notify('posthaste_{name}', '')";
 
 /// The channel of the notices. Without the schema, so that it does not matter who names it and who does not.
 pub(super) const CHANNEL: &str = "posthaste_{name}";

@@ -1,4 +1,5 @@
-//! What is particular to the SQLite store. What every store must do is in the conformance suite.
+//! What is particular to each store; the modules without a name of one are about SQLite. What every store must do is in
+//! the conformance suite.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
@@ -6,6 +7,8 @@ mod admin;
 mod busy;
 mod cancel;
 mod migration;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod relay;
 mod support;
 mod write;

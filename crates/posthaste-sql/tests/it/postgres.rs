@@ -1,0 +1,10 @@
+//! What is particular to the PostgreSQL store.
+
+mod cancel;
+mod fault;
+mod migration;
+mod plan;
+mod relay;
+mod signal;
+mod support;
+mod write;

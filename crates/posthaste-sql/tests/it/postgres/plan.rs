@@ -1,0 +1,49 @@
+//! Statements that were prepared when the table was empty, once it is not.
+
+use posthaste_core::store::{Action, AdminStore, RelayStore, Settlement};
+
+use super::support::{Database, claim, sql, write};
+use crate::support::{event, settle_all};
+
+#[tokio::test]
+async fn a_backlog_is_not_walked_as_a_whole_by_plans_of_an_empty_table() {
+    for analyzed in [false, true] {
+        let database = Database::new().await;
+        // One connection, so that the plans are kept on it.
+        let store = database.store_of_one().await;
+        if analyzed {
+            sql(&store, "VACUUM ANALYZE outbox_event").await;
+        }
+        for _ in 0..10 {
+            write(&store, [event("x")]).await;
+            let (lease, claimed) = claim(&store, 100).await;
+            store.settle(&settle_all(&lease, &claimed, &Action::Done)).await.unwrap();
+            store.settle(&[Settlement::new(claimed.rows[0].event.id().clone(), lease, Action::Done)]).await.unwrap();
+            sql(&store, "DELETE FROM outbox_event").await;
+        }
+        write(&store, (0..20_000).map(|n| event(&n.to_string()))).await;
+
+        let walked = async || {
+            sql(&store, "SELECT pg_stat_force_next_flush()").await;
+            sqlx::query_scalar::<_, i64>(
+                "SELECT (seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_tables WHERE relname = 'outbox_event'",
+            )
+            .fetch_one(store.pool())
+            .await
+            .unwrap()
+        };
+        let before = walked().await;
+        for by_seq in [true, false] {
+            let (lease, claimed) = claim(&store, 100).await;
+            let mut settlements = settle_all(&lease, &claimed, &Action::Done);
+            if !by_seq {
+                settlements.iter_mut().for_each(|settlement| settlement.seq = None);
+            }
+            store.settle(&settlements).await.unwrap();
+        }
+        let walked = walked().await - before;
+        // Each row is touched by the search, the claim and the settlement.
+        assert!(walked < 2_000, "{walked} rows walked for 200, analyzed: {analyzed}");
+        assert_eq!(store.counts().await.unwrap().done, 200);
+    }
+}

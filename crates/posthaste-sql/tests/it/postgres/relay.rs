@@ -1,0 +1,131 @@
+//! Claims and settlements.
+
+use std::time::Duration;
+
+use posthaste_core::EventId;
+use posthaste_core::store::{Action, AdminStore, Lease, RelayStore, Settled, Settlement, Status};
+
+use super::support::{Database, claim, sql, write};
+use crate::support::{event, ids, settle_all};
+
+#[tokio::test]
+async fn a_batch_is_answered_row_by_row_in_its_order_even_with_repeated_ids() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let odd = "q\"u'o\\t{,}\u{e9}\u{1f600}\n";
+    write(&store, ["a", "b", "c", "d", odd].map(event)).await;
+    let (lease, _) = claim(&store, 10).await;
+    let other = Lease::new("other", 1);
+    let settle = |id: &str, lease: &Lease, action| Settlement::new(EventId::from_row(id), lease.clone(), action);
+    let delay = Duration::from_secs(60);
+    let answers = store
+        .settle(&[
+            settle("a", &other, Action::Done),
+            settle("b", &lease, Action::Release),
+            settle("a", &lease, Action::Retry { delay, error: "no\0".to_owned() }),
+            settle("a", &lease, Action::Done),
+            settle(odd, &lease, Action::Done),
+            settle("gone", &lease, Action::Done),
+            settle("c", &lease, Action::Done),
+            settle("b", &lease, Action::Done),
+            settle("c", &lease, Action::Dead { error: String::new(), counts: true }),
+            settle("d", &lease, Action::Defer { delay }),
+        ])
+        .await
+        .unwrap();
+    use Settled::{Applied, Lost};
+    assert_eq!(answers, [Lost, Applied, Applied, Lost, Applied, Lost, Applied, Lost, Lost, Applied]);
+    let state = async |id: &str| store.find(&EventId::from_row(id)).await.unwrap().unwrap().state;
+    let a = state("a").await;
+    assert_eq!((a.status, a.attempts, a.last_error.as_deref()), (Status::Retry, 1, Some("no\u{fffd}")));
+    assert_eq!((state("c").await.status, state(odd).await.status), (Status::Done, Status::Done));
+    assert_eq!(ids(&claim(&store, 10).await.1), ["b"]);
+}
+
+/// Each row is fenced by its own lease, and not by any of the leases of its batch.
+#[tokio::test]
+async fn leases_of_one_batch_do_not_stand_in_for_each_other() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    write(&store, ["a", "b"].map(event)).await;
+    let (first, of_a) = claim(&store, 1).await;
+    let (second, of_b) = claim(&store, 1).await;
+    let mut crossed = settle_all(&second, &of_a, &Action::Done);
+    crossed.extend(settle_all(&first, &of_b, &Action::Done));
+    assert_eq!(store.settle(&crossed).await.unwrap(), [Settled::Lost; 2]);
+    for settlement in &mut crossed {
+        settlement.seq = None;
+    }
+    assert_eq!(store.settle(&crossed).await.unwrap(), [Settled::Lost; 2]);
+    let mut right = settle_all(&second, &of_b, &Action::Done);
+    right.extend(settle_all(&first, &of_a, &Action::Done));
+    assert_eq!(store.settle(&right).await.unwrap(), [Settled::Applied; 2]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settlements_that_cross_do_not_lock_each_other_out() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    write(&store, (0..200).map(|n| event(&format!("{n:03}")))).await;
+    let (lease, claimed) = claim(&store, 200).await;
+    let forwards = settle_all(&lease, &claimed, &Action::Release);
+    let backwards: Vec<_> = forwards.iter().rev().cloned().collect();
+    // Under the lease of somebody else they wait for the rows, and find that they have lost them.
+    let lost: Vec<_> =
+        backwards.iter().map(|settlement| Settlement { lease: Lease::new("other", 1), ..settlement.clone() }).collect();
+    let tasks: Vec<_> = [forwards, backwards, lost.clone(), lost]
+        .into_iter()
+        .map(|settlements| {
+            let store = store.clone();
+            tokio::spawn(async move { store.settle(&settlements).await.unwrap() })
+        })
+        .collect();
+    let mut applied = 0;
+    for task in tasks {
+        applied += task.await.unwrap().iter().filter(|settled| **settled == Settled::Applied).count();
+    }
+    assert_eq!(applied, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_pass_by_rows_that_somebody_has_locked() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    write(&store, ["a", "b", "c"].map(event)).await;
+    let mut tx = store.pool().begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM outbox_event WHERE event_id = 'b' FOR UPDATE").execute(&mut *tx).await.unwrap();
+    assert_eq!(ids(&claim(&store, 10).await.1), ["a", "c"]);
+    tx.rollback().await.unwrap();
+    assert_eq!(ids(&claim(&store, 10).await.1), ["b"]);
+}
+
+#[tokio::test]
+async fn only_held_leases_are_renewed() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    write(&store, ["a", "b", "c"].map(event)).await;
+    let (lease, claimed) = claim(&store, 2).await;
+    store.settle(&settle_all(&lease, &claimed, &Action::Done)[1..]).await.unwrap();
+    sql(&store, "UPDATE outbox_event SET locked_at = now() - interval '1 day' WHERE locked_at IS NOT NULL").await;
+    let other = Lease::new("other", 1);
+    let leases: Vec<_> = [("a", &other), ("a", &lease), ("b", &lease), ("c", &lease), ("a", &lease)]
+        .map(|(id, lease)| (EventId::from_row(id), lease.clone()))
+        .into();
+    assert_eq!(store.renew(&leases).await.unwrap(), [false, true, false, false, true]);
+    assert_eq!(ids(&claim(&store, 10).await.1), ["c"]);
+    assert_eq!(store.release_all().await.unwrap(), 2);
+    assert_eq!(ids(&claim(&store, 10).await.1), ["a", "c"]);
+}
+
+#[tokio::test]
+async fn moments_without_end_are_never_due_and_break_nothing() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    write(&store, ["now", "never", "always"].map(event)).await;
+    sql(&store, "UPDATE outbox_event SET available_at = 'infinity' WHERE event_id = 'never'").await;
+    sql(&store, "UPDATE outbox_event SET available_at = '-infinity' WHERE event_id = 'always'").await;
+    let (_, claimed) = claim(&store, 10).await;
+    assert_eq!(ids(&claimed), ["always", "now"]);
+    assert!(claimed.next_in.unwrap() > Duration::from_secs(1_000_000_000));
+    assert_eq!(store.list(&Default::default(), &Default::default()).await.unwrap().len(), 3);
+}
