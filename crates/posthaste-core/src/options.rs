@@ -93,7 +93,7 @@ impl Default for Options {
             retry_base: RetryPolicy::BASE,
             retry_max: RetryPolicy::MAX,
             retry_attempts: RetryPolicy::ATTEMPTS,
-            settle_batch: 500,
+            settle_batch: 1000,
             settle_linger: Duration::from_millis(5),
             shutdown_deadline: Duration::from_secs(5),
             in_flight_ttl: None,
