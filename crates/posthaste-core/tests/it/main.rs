@@ -1,6 +1,8 @@
 //! Regressions: each of these went wrong once. What every store and the dispatcher must do in general is in
 //! `posthaste-conformance`.
 
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
 mod containment;
 mod listeners;
 mod writing;
