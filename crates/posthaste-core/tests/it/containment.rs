@@ -109,7 +109,6 @@ async fn an_interceptor_that_panics_before_it_returns_a_future_is_one_failed_att
     struct Eager;
 
     impl Interceptor for Eager {
-        #[expect(clippy::manual_async_fn, reason = "the panic must come before the future")]
         fn before(&self, event: &Delivery) -> impl Future<Output = Result<(), Failure>> + Send {
             assert!(event.attempt() > 1, "the first attempt panics");
             async { Ok(()) }
