@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::retry::{Jitter, RetryPolicy};
-use crate::settle::chain;
+use crate::listener::chain;
 use crate::store::{BoxFuture, Error, NewRow};
 use crate::wake::Wake;
 

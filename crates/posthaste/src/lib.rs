@@ -12,4 +12,4 @@ pub use posthaste_core::{
 };
 
 #[cfg(feature = "sqlite")]
-pub use posthaste_sql::{SqliteStore, SqliteTx};
+pub use posthaste_sql::{Scheme, SqliteStore, SqliteTx, TableName, detect};
