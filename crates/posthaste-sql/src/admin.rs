@@ -41,11 +41,13 @@ where
             query.push(format_args!(" AND {column} = ")).push_bind(text.clone());
         }
     }
-    if let Some(from) = filter.created_from {
-        query.push(" AND created_at >= ").push_bind(from.as_micros());
-    }
-    if let Some(before) = filter.created_before {
-        query.push(" AND created_at < ").push_bind(before.as_micros());
+    let (open, close) = dialect.moment;
+    for (condition, moment) in
+        [(" AND created_at >= ", filter.created_from), (" AND created_at < ", filter.created_before)]
+    {
+        if let Some(moment) = moment {
+            query.push(condition).push(open).push_bind(moment.as_micros()).push(close);
+        }
     }
     if let Some(text) = &filter.error_contains {
         let (open, close) = dialect.error_contains;

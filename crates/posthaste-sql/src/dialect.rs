@@ -8,6 +8,8 @@ use crate::table::TableName;
 pub(crate) struct Dialect {
     /// Around an identifier.
     pub(crate) quote: char,
+    /// What stands before and after bound microseconds since 1970 to make them a moment.
+    pub(crate) moment: (&'static str, &'static str),
     /// The condition that one text contains another, letter for letter: what stands before and after the bound text.
     pub(crate) error_contains: (&'static str, &'static str),
     /// The statements.
@@ -44,6 +46,7 @@ impl Dialect {
 macro_rules! slots {
     ($($(#[$doc:meta])* $slot:ident),* $(,)?) => {
         /// One `T` for each thing that a store says to its database.
+        #[allow(dead_code, reason = "not every database needs every one of them")]
         pub(crate) struct Slots<T> {
             $($(#[$doc])* pub(crate) $slot: T,)*
         }

@@ -1,6 +1,6 @@
 //! SQL stores of the Posthaste transactional outbox, on [`sqlx`].
 //!
-//! One feature per database: `sqlite` brings [`SqliteStore`]. A store is made from a pool, creates and upgrades its own
+//! One feature per database: `sqlite` brings [`SqliteStore`], `mysql` brings [`MySqlStore`]. A store is made from a pool, creates and upgrades its own
 //! table, and is handed to the outbox:
 //!
 //! ```no_run
@@ -12,17 +12,23 @@
 //! # }
 //! ```
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
 mod admin;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
 mod dialect;
-#[cfg(feature = "sqlite")]
+#[cfg(feature = "mysql")]
+mod finish;
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
 mod migrate;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
 mod url;
 
+#[cfg(feature = "mysql")]
+pub use mysql::{MySqlStore, MySqlTx};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteStore, SqliteTx};
 pub use table::TableName;

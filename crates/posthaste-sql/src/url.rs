@@ -30,7 +30,8 @@ impl Scheme {
     pub const fn is_compiled_in(self) -> bool {
         match self {
             Self::Sqlite => cfg!(feature = "sqlite"),
-            Self::Postgres | Self::MySql => false,
+            Self::Postgres => false,
+            Self::MySql => cfg!(feature = "mysql"),
         }
     }
 }
@@ -99,7 +100,18 @@ mod tests {
 
     #[test]
     fn a_known_database_without_support_says_so() {
-        for url in ["postgres://u:secret@h/d", "PostgreSQL://h/d", "mysql://h/d", "MariaDB://h/d"] {
+        let urls = [
+            ("sqlite:secret", Scheme::Sqlite),
+            ("postgres://u:secret@h/d", Scheme::Postgres),
+            ("PostgreSQL://h/d", Scheme::Postgres),
+            ("mysql://u:secret@h/d", Scheme::MySql),
+            ("MariaDB://h/d", Scheme::MySql),
+        ];
+        for (url, scheme) in urls {
+            if scheme.is_compiled_in() {
+                assert_eq!(detect(url).unwrap(), scheme);
+                continue;
+            }
             let error = detect(url).unwrap_err().to_string();
             assert!(error.contains("not compiled into this build"), "{error}");
             assert!(!error.contains("secret"), "{error}");

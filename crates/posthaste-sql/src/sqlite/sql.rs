@@ -13,6 +13,7 @@ macro_rules! event_columns {
 
 pub(super) const DIALECT: Dialect = Dialect {
     quote: '"',
+    moment: ("", ""),
     error_contains: ("instr(last_error, ", ") > 0"),
     slots: Slots {
         insert: "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, \

@@ -1,4 +1,4 @@
-//! What is particular to the SQLite store. What every store must do is in the conformance suite.
+//! What is particular to each store; outside of a module with its name, to SQLite. What every store must do is in the conformance suite.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
@@ -6,6 +6,8 @@ mod admin;
 mod busy;
 mod cancel;
 mod migration;
+#[cfg(feature = "mysql")]
+mod mysql;
 mod relay;
 mod support;
 mod write;

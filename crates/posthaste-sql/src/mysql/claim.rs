@@ -1,0 +1,94 @@
+//! Leasing rows, and keeping leases.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use posthaste_core::EventId;
+use posthaste_core::store::{Claim, Claimed, Lease};
+use sqlx::mysql::MySqlConnection;
+
+use super::insert::length;
+use super::many::MOST;
+use super::{MySqlStore, row, settle};
+use crate::admin::limit;
+
+impl MySqlStore {
+    /// Locks the rows, leases them, and lets them go. Where the server can it passes by what another claim has locked;
+    /// where it cannot, it waits for the other to commit, and then sees that those rows are leased.
+    pub(super) async fn try_claim(&self, claim: &Claim) -> Result<Claimed, sqlx::Error> {
+        if claim.limit == 0 {
+            return Ok(Claimed::default());
+        }
+        let mut tx = self.begin_relay().await?;
+        let skip_locked = match self.skip_locked {
+            Some(told) => told,
+            None => self.server(&mut tx).await?.skip_locked,
+        };
+        let sql = if skip_locked { &self.sql.claim_skipping } else { &self.sql.slots.claim };
+        let rows = sqlx::query(sql.clone())
+            .bind(length(claim.skip_recent))
+            .bind(length(claim.lease_duration))
+            .bind(limit(claim.limit))
+            .fetch_all(&mut *tx)
+            .await?;
+        let seqs: Vec<i64> = rows.iter().map(row::seq).collect();
+        self.lease(&mut tx, &claim.lease, &seqs).await?;
+        let next_in = if rows.len() < claim.limit { self.next_in(&mut tx).await? } else { None };
+        tx.commit().await?;
+
+        let mut claimed = Claimed { next_in, ..Claimed::default() };
+        claimed.rows.reserve(rows.len());
+        for row in &rows {
+            match row::claimed(row) {
+                Ok(row) => claimed.rows.push(row),
+                Err(malformed) => claimed.malformed.push(malformed),
+            }
+        }
+        Ok(claimed)
+    }
+
+    /// Leases rows that this transaction has locked.
+    async fn lease(&self, connection: &mut MySqlConnection, lease: &Lease, seqs: &[i64]) -> Result<(), sqlx::Error> {
+        for seqs in seqs.chunks(MOST) {
+            let (sql, size) = self.sql.lease_claimed.at_least(seqs.len());
+            let query = sqlx::query(sql).bind(lease.as_str());
+            settle::fill(seqs, size).fold(query, |query, seq| query.bind(*seq)).execute(&mut *connection).await?;
+        }
+        Ok(())
+    }
+
+    async fn next_in(&self, connection: &mut MySqlConnection) -> Result<Option<Duration>, sqlx::Error> {
+        let next = sqlx::query_scalar::<_, i64>(self.sql.slots.next_available.clone());
+        let next = next.fetch_optional(connection).await?;
+        Ok(next.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0))))
+    }
+
+    pub(super) async fn try_renew(&self, leases: &[(EventId, Lease)]) -> Result<Vec<bool>, sqlx::Error> {
+        let pairs: HashSet<(&str, &str)> = leases.iter().map(|(id, lease)| (id.as_str(), lease.as_str())).collect();
+        if pairs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pairs = settle::sorted(pairs);
+        let mut tx = self.begin_relay().await?;
+        let mut renewed = 0;
+        for pairs in pairs.chunks(MOST) {
+            let (sql, size) = self.sql.renew.at_least(pairs.len());
+            let query = settle::bind_leases(sqlx::query(sql), pairs, size);
+            renewed += query.execute(&mut *tx).await?.rows_affected();
+        }
+        // Nearly always all of them are held, and need not be asked for.
+        let held = if renewed == pairs.len() as u64 { None } else { Some(self.held(&mut tx, &pairs).await?) };
+        tx.commit().await?;
+        let is_held = |id: &EventId, lease: &Lease| {
+            held.as_ref().is_none_or(|held| held.contains(&(id.to_string(), lease.as_str().to_owned())))
+        };
+        Ok(leases.iter().map(|(id, lease)| is_held(id, lease)).collect())
+    }
+
+    pub(super) async fn try_release_all(&self) -> Result<u64, sqlx::Error> {
+        let mut tx = self.begin_relay().await?;
+        let released = sqlx::query(self.sql.slots.release_all.clone()).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(released.rows_affected())
+    }
+}
