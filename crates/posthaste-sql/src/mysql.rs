@@ -20,7 +20,7 @@ use std::sync::Arc;
 use posthaste_core::EventId;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
-use sqlx::{MySql, SqlStr, Transaction};
+use sqlx::{ConnectOptions, Connection, MySql, SqlStr, Transaction};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
@@ -124,10 +124,10 @@ impl MySqlStore {
             value: "mysql:…".to_owned(),
             reason: error.to_string(),
         })?;
-        match MySqlPoolOptions::new().connect_with(options).await {
-            Ok(pool) => Ok(Self::new(pool)),
-            Err(error) => Err(fault::classify(error, &TableName::default())),
-        }
+        // A pool goes on knocking at a closed door for half a minute; the first connection is to say at once.
+        let first = async { options.connect().await?.close().await };
+        first.await.map_err(|error| fault::classify(error, &TableName::default()))?;
+        Ok(Self::new(MySqlPoolOptions::new().connect_lazy_with(options)))
     }
 
     /// The same store with another table, `table` or `database.table`.

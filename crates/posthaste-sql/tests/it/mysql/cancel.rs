@@ -13,7 +13,7 @@ use crate::support::{claim, claim_of, cut_short, event, settle_all, unleased, wr
 async fn assert_no_transaction_is_open(store: &MySqlStore) {
     let mut connection: PoolConnection<sqlx::MySql> = store.pool().acquire().await.unwrap();
     assert!(!connection.is_in_transaction());
-    let open: i64 = sqlx::query_scalar("SELECT @@in_transaction").fetch_one(&mut *connection).await.unwrap();
+    let open: u64 = sqlx::query_scalar("SELECT @@in_transaction").fetch_one(&mut *connection).await.unwrap();
     assert_eq!(open, 0);
 }
 
@@ -29,14 +29,14 @@ macro_rules! cut_everywhere {
             }
             cut += 1;
         }
-        assert!(cut > 1, "it was cut {cut} times only");
+        assert!(cut > 2, "it was cut {cut} times only");
     }};
 }
 
 #[tokio::test]
 async fn begin_insert_and_commit_leave_no_open_transaction() {
     let database = Database::new().await;
-    let store = database.store_of_one().await;
+    let store = database.waiting_store_of_one().await;
     cut_everywhere!(&store, |polls| async {
         let events: Vec<Event> = (0..100).map(|n| event(&format!("{polls}-{n}"))).collect();
         let mut tx = store.begin().await.unwrap();
@@ -50,7 +50,7 @@ async fn begin_insert_and_commit_leave_no_open_transaction() {
 #[tokio::test]
 async fn a_transaction_whose_write_was_cut_off_is_not_committed() {
     let database = Database::new().await;
-    let store = database.store_of_one().await;
+    let store = database.waiting_store_of_one().await;
     for polls in 1.. {
         let mut tx = store.begin().await.unwrap();
         let rows = unleased([event(&format!("{polls}-1")), event(&format!("{polls}-2"))]);
@@ -72,7 +72,7 @@ async fn a_transaction_whose_write_was_cut_off_is_not_committed() {
 #[tokio::test]
 async fn statements_of_the_user_that_were_cut_off_cost_no_connection() {
     let database = Database::new().await;
-    let store = database.store_of_one().await;
+    let store = database.waiting_store_of_one().await;
     cut_everywhere!(&store, |polls| async {
         let mut tx = store.begin().await.unwrap();
         let sql = format!("SELECT ? + {polls}, ?, ? FROM outbox_event");
@@ -84,7 +84,7 @@ async fn statements_of_the_user_that_were_cut_off_cost_no_connection() {
 #[tokio::test]
 async fn relays_operators_and_migrations_leave_no_open_transaction() {
     let database = Database::new().await;
-    let store = database.store_of_one().await;
+    let store = database.waiting_store_of_one().await;
     write(&store, (0..1000).map(|n| event(&n.to_string()))).await;
     cut_everywhere!(&store, |_polls| store.claim(&claim_of(100)));
     store.release_all().await.unwrap();

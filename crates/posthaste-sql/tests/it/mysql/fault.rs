@@ -138,5 +138,6 @@ async fn a_lock_that_is_held_too_long_is_busy() {
     sqlx::query("SET innodb_lock_wait_timeout = 0").execute(&mut *second).await.unwrap();
     let error = store.insert(&mut second, &unleased([event("same")])).await.unwrap_err();
     assert!(matches!(error, Error::Busy(_)) && error.is_transient(), "{error:?}");
-    sqlx::query("SET innodb_lock_wait_timeout = 50").execute(&mut *second).await.unwrap();
+    store.rollback(second).await.unwrap();
+    store.rollback(tx).await.unwrap();
 }

@@ -223,4 +223,5 @@ async fn writers_and_claims_do_not_wait_for_each_other() {
     sqlx::query("SET innodb_lock_wait_timeout = 1").execute(&mut *tx).await.unwrap();
     store.insert(&mut tx, &unleased([event("4")])).await.unwrap();
     store.commit(tx).await.unwrap();
+    claiming.rollback().await.unwrap();
 }

@@ -252,7 +252,7 @@ async fn the_time_zone_of_a_session_does_not_matter() {
         MySqlStore::new(pool(2).connect_with(database.options().timezone(Some("-08:00".to_owned()))).await.unwrap());
     east.migrate().await.unwrap();
     let at = Timestamp::from_micros(1_700_000_000_123_456);
-    let past = Event::builder("T").id("past").json_text("{}").available_at(at).build().unwrap();
+    let past = Event::builder("T").id("past").json_text("{}").occurred_at(at).available_at(at).build().unwrap();
     write(&east, [event("east"), past]).await;
     execute(&east, "INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('defaults', 'T', '1')").await;
 
@@ -271,8 +271,11 @@ async fn delays_are_counted_from_the_insert() {
     let store = database.store().await;
     let delay = Duration::from_secs(3600);
     let delayed = |id: &str, delay| Event::builder("T").id(id).json_text("{}").deliver_after(delay).build().unwrap();
-    write(&store, [delayed("later", delay * 2), delayed("soon", delay), event("now"), delayed("never", Duration::MAX)])
-        .await;
+    write(
+        &store,
+        [delayed("later", delay * 2), delayed("soon", delay), event("now"), delayed("never", delay * 24 * 36_500)],
+    )
+    .await;
     let (_, claimed) = claim(&store, 10).await;
     assert_eq!(ids(&claimed), ["now"]);
     let next_in = claimed.next_in.unwrap();
