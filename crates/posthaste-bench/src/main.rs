@@ -45,13 +45,16 @@ enum Workload {
         /// How many rounds of each; the medians count.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
+        /// Which side to run: one alone is for profilers, and reports nothing.
+        #[arg(long, value_enum, default_value_t = drain::Side::Both)]
+        side: drain::Side,
     },
 }
 
 const ALL: [Workload; 3] = [
     Workload::Latency { seconds: 10, rate: 1000 },
     Workload::Throughput { events: 1_000_000, rounds: 3 },
-    Workload::Drain { events: 100_000, rounds: 5 },
+    Workload::Drain { events: 100_000, rounds: 5, side: drain::Side::Both },
 ];
 
 #[tokio::main]
@@ -63,7 +66,7 @@ async fn main() -> anyhow::Result<()> {
         match workload {
             Workload::Latency { seconds, rate } => latency::run(&mut report, rate, seconds).await?,
             Workload::Throughput { events, rounds } => throughput::run(&mut report, events, rounds).await?,
-            Workload::Drain { events, rounds } => drain::run(&mut report, events, rounds).await?,
+            Workload::Drain { events, rounds, side } => drain::run(&mut report, events, rounds, side).await?,
         }
     }
     report.print();

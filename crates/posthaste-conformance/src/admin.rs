@@ -168,10 +168,9 @@ pub async fn case_35_redrive_by_filter<F: Fixture>(fixture: F) {
     let deaths: Vec<Settlement> = rows
         .iter()
         .enumerate()
-        .map(|(n, event)| Settlement {
-            id: event.id().clone(),
-            lease: lease.clone(),
-            action: died(if n % 5 == 0 { "other" } else { "timeout" }),
+        .map(|(n, event)| {
+            let action = died(if n % 5 == 0 { "other" } else { "timeout" });
+            Settlement::new(event.id().clone(), lease.clone(), action)
         })
         .collect();
     store.settle(&deaths).await.unwrap();
@@ -234,10 +233,8 @@ pub async fn case_36_chunks<F: Fixture>(fixture: F) {
     let rows = events(25);
     insert(&store, &rows).await;
     let (lease, _) = claim(&store, 100).await;
-    let done: Vec<Settlement> = rows
-        .iter()
-        .map(|event| Settlement { id: event.id().clone(), lease: lease.clone(), action: Action::Done })
-        .collect();
+    let done: Vec<Settlement> =
+        rows.iter().map(|event| Settlement::new(event.id().clone(), lease.clone(), Action::Done)).collect();
     store.settle(&done).await.unwrap();
     let purge = Purge { done_after: Some(Duration::ZERO), chunk: 10, ..Purge::default() };
     for expected in [10, 10, 5, 0] {

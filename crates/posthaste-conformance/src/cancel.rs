@@ -2,14 +2,17 @@
 
 use std::collections::HashMap;
 
+use posthaste_core::listener::Path;
 use posthaste_core::store::{Filter, Page};
 use posthaste_core::{Event, Outbox};
 
+use crate::faulty::{Call, Fault, Faulty};
 use crate::fixture::Fixture;
+use crate::hook::Witness;
 use crate::outboxes::{no_interval, start, write};
 use crate::rows::{counts, event};
 use crate::tap::Tap;
-use crate::wait::{cut_short, eventually, within};
+use crate::wait::{Gate, cut_short, eventually, within};
 
 /// More than any of these futures is polled.
 const MANY: usize = 10_000;
@@ -78,6 +81,48 @@ pub async fn case_19_cut_commit<F: Fixture>(_fixture: F) {
     outbox.shutdown().await;
     inbox.assert_empty();
     assert_eq!(counts(outbox.store()).await.done, committed.len() as u64);
+}
+
+/// The same when the database takes its time, before the commit and after it.
+pub async fn case_19_commit_goes_on<F: Fixture>(fixture: F) {
+    for wait in [Fault::Wait, Fault::AnswerWaits] {
+        let (store, faults) = Faulty::new(fixture.store());
+        let (tap, mut inbox) = Tap::new();
+        let witness = Witness::default();
+        let outbox =
+            Outbox::builder(store).options(no_interval()).hook(witness.clone()).listen_all(tap).start().await.unwrap();
+        let gate = Gate::new();
+        faults.times(1, Call::Commit, wait(gate.clone()));
+        let mut tx = outbox.begin().await.unwrap();
+        let id = tx.write(event("Cut")).await.unwrap().unwrap();
+        assert!(cut_short(1, tx.commit()).await.is_none());
+        assert_eq!(witness.told(), [], "nobody knows yet how it ends");
+        gate.open();
+        let delivered = inbox.next().await;
+        assert_eq!((delivered.id(), delivered.path()), (&id, Path::Hot));
+        assert_eq!(witness.told(), [("commit", vec![id.to_string()])]);
+        outbox.shutdown().await;
+        inbox.assert_empty();
+    }
+}
+
+/// Dropped while it begins, a transaction is rolled back as soon as it has begun; dropped before its first step it never
+/// begins.
+pub async fn case_19_begin_goes_on<F: Fixture>(_fixture: F) {
+    let fixture = F::narrow().await;
+    let (store, faults) = Faulty::new(fixture.store());
+    let (tap, _inbox) = Tap::new();
+    let (outbox, _) = start(store, no_interval(), tap).await;
+    drop(outbox.begin());
+    assert_eq!(faults.count(Call::Begin), 0);
+    let gate = Gate::new();
+    faults.times(1, Call::Begin, Fault::AnswerWaits(gate.clone()));
+    assert!(cut_short(1, outbox.begin()).await.is_none());
+    gate.open();
+    within("the next transaction gets through", write(&outbox, event("Next"))).await;
+    outbox.shutdown().await;
+    fixture.assert_no_open_transaction().await;
+    assert_eq!(counts(outbox.store()).await.total(), 1);
 }
 
 /// Dropped in the middle of a write, the transaction can still end; what was committed is delivered, and nothing else.

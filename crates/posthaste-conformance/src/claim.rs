@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use posthaste_core::store::{Action, Claim, Lease, NewRow, RelayStore, Settled, Settlement, Status};
+use posthaste_core::store::{Action, Claim, Lease, NewRow, Redrive, RelayStore, Settled, Settlement, Status};
 use posthaste_core::{Event, EventId};
 
 use crate::fixture::Fixture;
@@ -195,10 +195,8 @@ pub async fn case_30_order_of_claimed_rows<F: Fixture>(fixture: F) {
     let settlements: Vec<Settlement> = rows
         .iter()
         .zip(0..)
-        .map(|(event, n)| Settlement {
-            id: event.id().clone(),
-            lease: lease.clone(),
-            action: Action::Defer { delay: MINUTE - Duration::from_secs(n) },
+        .map(|(event, n)| {
+            Settlement::new(event.id().clone(), lease.clone(), Action::Defer { delay: MINUTE - Duration::from_secs(n) })
         })
         .collect();
     store.settle(&settlements).await.unwrap();
@@ -223,8 +221,47 @@ pub async fn case_31_lease_round_trip<F: Fixture>(fixture: F) {
     leases.push((born.id().clone(), born_lease));
     assert_eq!(store.renew(&leases).await.unwrap(), [true; 51]);
     let done: Vec<Settlement> =
-        leases.into_iter().map(|(id, lease)| Settlement { id, lease, action: Action::Done }).collect();
+        leases.into_iter().map(|(id, lease)| Settlement::new(id, lease, Action::Done)).collect();
     assert_eq!(store.settle(&done).await.unwrap(), [Settled::Applied; 51]);
+}
+
+/// Whatever an id looks like, its row is claimed, renewed, settled and found by it, and by no other.
+pub async fn case_31_ids_of_any_look<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    let looks = [
+        "a",
+        "A",
+        "a ",
+        " a",
+        "1",
+        "01",
+        "1.0",
+        "a\"b",
+        "a\\b",
+        "a\\u0041",
+        "a'b",
+        "a\nb\t\u{1}",
+        "null",
+        "[]",
+        "ä",
+        "a\u{308}",
+        "🦀",
+    ];
+    let rows: Vec<Event> = looks.iter().map(|id| crate::rows::event_with_id(id)).collect();
+    insert(&store, &rows).await;
+    let (lease, claimed) = claim(&store, 100).await;
+    assert_eq!(claimed.iter().map(|row| row.event.id().as_str()).collect::<Vec<_>>(), looks);
+    let leases: Vec<_> = rows.iter().map(|event| (event.id().clone(), lease.clone())).collect();
+    assert_eq!(store.renew(&leases).await.unwrap(), [true; 17]);
+    for (event, n) in rows.iter().zip(0..) {
+        // One way or the other, one at a time, so that nobody settles for a neighbour.
+        let action = [Action::Done, dead(), retry(MINUTE), Action::Defer { delay: MINUTE }][n % 4].clone();
+        assert_eq!(settle(&store, event.id(), &lease, action).await, Settled::Applied, "{:?}", event.id());
+        assert_eq!(state(&store, event.id()).await.lease, None, "{:?}", event.id());
+    }
+    let ids: Vec<EventId> = rows.iter().map(|event| event.id().clone()).collect();
+    let redriven = posthaste_core::store::AdminStore::redrive(&store, &Redrive::ids(ids)).await.unwrap();
+    assert_eq!(redriven, 4);
 }
 
 /// A renewal makes a lease last longer, if it is still held.

@@ -122,7 +122,7 @@ pub async fn case_49_share_of_hot_and_cold<F: Fixture>(fixture: F) {
     const EACH: usize = 600;
     let (tap, mut inbox) = Tap::new();
     let gate = Gate::new();
-    let options = Options { workers: 1, hot_queue: EACH, cold_queue: EACH, ..no_interval() };
+    let options = Options { workers: 1, hot_queue: EACH, cold_queue: 10 * EACH, ..no_interval() };
     let (outbox, meter) = start(fixture.store(), options, tap.behind(&gate)).await;
     // The only worker is kept busy until both queues are full.
     write(&outbox, event("First")).await;
@@ -387,6 +387,58 @@ pub async fn case_69_lease_is_adopted<F: Fixture>(fixture: F) {
     assert_at(outbox.store(), &id, Status::Done, 0).await;
 }
 
+/// The same while its settlement is on the way to the database: that one comes too late, and another follows it under
+/// the new lease.
+pub async fn case_69_adopted_while_settling<F: Fixture>(fixture: F) {
+    let (store, faults) = Faulty::new(fixture.store());
+    let (tap, mut inbox) = Tap::new();
+    let (outbox, meter) = start(store, no_interval(), tap).await;
+    meter.until("the first poll is over", |tally| tally.oldest_lag.len() == 1).await;
+    let gate = Gate::new();
+    faults.times(1, Call::Settle, Fault::Wait(gate.clone()));
+    let id = write(&outbox, event("Slow")).await;
+    inbox.next().await;
+    faults.until(Call::Settle, 1).await;
+    fixture.advance(LEASE).await;
+    outbox.wake();
+    meter.until("it is claimed again", |tally| tally.claim_batch == [1]).await;
+    settle_down().await;
+    gate.open();
+    meter.until("it is settled", |tally| tally.delivered == 1).await;
+    assert_eq!((meter.tally().lease_lost, outbox.in_flight()), (0, 0));
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_at(outbox.store(), &id, Status::Done, 0).await;
+}
+
+/// The same between the settlement and its answer: the row is to be tried again, is claimed at once, and is then nobody's
+/// business but the next attempt's.
+pub async fn case_69_claimed_before_the_answer<F: Fixture>(fixture: F) {
+    let (store, faults) = Faulty::new(fixture.store());
+    let (tap, mut inbox) = Tap::new();
+    let tap = tap.answering(|event| match event.attempt() {
+        1 => Err(posthaste_core::Failure::retryable("at first").retry_in(Duration::ZERO)),
+        _ => Ok(posthaste_core::Outcome::Done),
+    });
+    let (outbox, meter) = start(store, no_interval(), tap).await;
+    meter.until("the first poll is over", |tally| tally.oldest_lag.len() == 1).await;
+    let gate = Gate::new();
+    faults.times(1, Call::Settle, Fault::AnswerWaits(gate.clone()));
+    let id = write(&outbox, event("Fails once")).await;
+    inbox.next().await;
+    let failed = || async { state(outbox.store(), &id).await.status == Status::Retry };
+    eventually("the failure is written", failed).await;
+    outbox.wake();
+    meter.until("it is claimed again", |tally| tally.claim_batch == [1]).await;
+    settle_down().await;
+    gate.open();
+    assert_eq!(inbox.next().await.attempt(), 2);
+    meter.until("it is delivered", |tally| tally.delivered == 1).await;
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_at(outbox.store(), &id, Status::Done, 1).await;
+}
+
 /// While a listener runs its lease is renewed, far beyond the time for which it was taken.
 pub async fn case_70_slow_listener_keeps_its_lease<F: Fixture>(fixture: F) {
     let lease = Duration::from_millis(150);
@@ -425,4 +477,33 @@ pub async fn case_70_failed_renewal<F: Fixture>(fixture: F) {
     gate.open();
     meter.until("it is delivered", |tally| tally.delivered == 1).await;
     outbox.shutdown().await;
+}
+
+/// An event whose lease ran out while it was queued is not started: another process may have it. It comes again by a
+/// claim.
+pub async fn case_75_lease_runs_out_in_the_queue<F: Fixture>(fixture: F) {
+    let lease = Duration::from_millis(200);
+    let (store, faults) = Faulty::new(fixture.store());
+    faults.always(Call::Renew, Fault::Unavailable);
+    let (tap, mut inbox) = Tap::new();
+    let gate = Gate::new();
+    let options = Options { lease, workers: 1, ..no_interval() };
+    let (outbox, meter) = start(store, options, tap.behind(&gate)).await;
+    let ids = write_all(&outbox, events(2)).await;
+    assert_eq!(inbox.next().await.id(), &ids[0]);
+    // Time has to pass; nothing is waited for.
+    tokio::time::sleep(lease * 2).await;
+    gate.open();
+    meter.until("it is left alone", |tally| tally.lease_lost == 1 && tally.delivered == 1).await;
+    inbox.assert_empty();
+    let delivered = || async {
+        // On a busy machine it may run out once more.
+        outbox.wake();
+        meter.tally().delivered == 2
+    };
+    eventually("both are delivered", delivered).await;
+    let again = inbox.next().await;
+    assert_eq!((again.id(), again.path(), again.attempt()), (&ids[1], Path::Cold, 1));
+    outbox.shutdown().await;
+    inbox.assert_empty();
 }

@@ -100,6 +100,8 @@ macro_rules! store_tests {
             cancel {
                 case_19_cut_anywhere,
                 case_19_cut_commit,
+                case_19_commit_goes_on,
+                case_19_begin_goes_on,
                 case_19_cut_write,
             }
             insert {
@@ -118,6 +120,7 @@ macro_rules! store_tests {
                 case_25_dead,
                 case_25_deferred,
                 case_26_mixed_batch,
+                case_26_numbers_and_ids,
                 case_26_large_batch,
                 case_32_lost_lease,
                 case_32_expired_but_not_taken,
@@ -133,6 +136,7 @@ macro_rules! store_tests {
                 case_28_tells_lag_and_next_moment,
                 case_30_order_of_claimed_rows,
                 case_31_lease_round_trip,
+                case_31_ids_of_any_look,
                 case_33_renew,
                 case_33_release,
             }
@@ -190,8 +194,11 @@ macro_rules! store_tests {
                 case_52_twice_and_at_once,
                 case_52_cut_short,
                 case_69_lease_is_adopted,
+                case_69_adopted_while_settling,
+                case_69_claimed_before_the_answer,
                 case_70_slow_listener_keeps_its_lease,
                 case_70_failed_renewal,
+                case_75_lease_runs_out_in_the_queue,
             }
             poll {
                 case_53_free_capacity,
@@ -207,6 +214,8 @@ macro_rules! store_tests {
                 case_58_backlog,
                 case_58_exactly_full,
                 case_58_handler_without_signal,
+                case_74_next_moment,
+                case_74_wake,
             }
             nodes {
                 case_60_node_dies,
@@ -215,6 +224,7 @@ macro_rules! store_tests {
                 case_64_outboxes_come_and_go,
                 case_71_takeover_at_the_start,
                 case_72_too_late,
+                case_73_dropped_outbox,
             }
         }
         // Where it matters that things happen at the same time.
@@ -229,6 +239,7 @@ macro_rules! store_tests {
                 case_59_two_nodes,
                 case_61_hot_here_cold_there,
                 case_62_burst,
+                case_66_commits_during_shutdown,
             }
         }
     };

@@ -267,6 +267,8 @@ pub async fn case_72_too_late<F: Fixture>(fixture: F) {
     let gate = Gate::new();
     let tap = tap.behind(&gate).answering(|_| Err(posthaste_core::Failure::permanent("too late")));
     let (slow, slow_meter) = start(fixture.node().await, no_interval(), tap).await;
+    // Its first poll is over before there is anything to claim.
+    slow_meter.until("it has polled", |tally| tally.oldest_lag.len() == 1).await;
     let id = write(&slow, event("Contested")).await;
     inbox.next().await;
     fixture.advance(LEASE).await;
@@ -281,4 +283,54 @@ pub async fn case_72_too_late<F: Fixture>(fixture: F) {
     assert_eq!((slow_meter.tally().dead, slow.in_flight()), (0, 0));
     slow.shutdown().await;
     quick.shutdown().await;
+}
+
+/// An outbox that is dropped takes its tasks and listeners with it, in the middle of a delivery or after a shutdown.
+pub async fn case_73_dropped_outbox<F: Fixture>(fixture: F) {
+    for shut_down in [false, true] {
+        let gate = Gate::new();
+        let (tap, mut inbox) = Tap::new();
+        let options = Options { shutdown_deadline: Duration::from_millis(50), ..no_interval() };
+        let (outbox, _) = start(fixture.store(), options, tap.behind(&gate)).await;
+        write(&outbox, event("Hangs")).await;
+        inbox.next().await;
+        if shut_down {
+            outbox.shutdown().await;
+        }
+        drop(outbox);
+        within("the listener is gone", inbox.closed()).await;
+    }
+}
+
+/// Transactions that commit while the outbox shuts down: each event is delivered, or free for others, and never both.
+pub async fn case_66_commits_during_shutdown<F: Fixture>(fixture: F) {
+    const WRITERS: u64 = 4;
+    const WRITES: u64 = 40;
+    let deliveries = Deliveries::default();
+    let (outbox, meter) = start(fixture.store(), no_interval(), deliveries.listener()).await;
+    let mut writers = tokio::task::JoinSet::new();
+    for _ in 0..WRITERS {
+        let outbox = outbox.clone();
+        writers.spawn(async move {
+            for _ in 0..WRITES {
+                write(&outbox, event("Racing")).await;
+            }
+        });
+    }
+    meter.until("they are at it", |tally| tally.delivered >= WRITES).await;
+    within("it ends", outbox.shutdown()).await;
+    within("they end", writers.join_all()).await;
+    let done = counts(&fixture.store()).await.done;
+    let free = || async {
+        let claim = crate::rows::claim_of(1000);
+        let claimed = posthaste_core::store::RelayStore::claim(&fixture.store(), &claim).await.unwrap();
+        let rows: Vec<_> = claimed.rows.iter().map(|row| (row.event.id().clone(), claim.lease.clone())).collect();
+        for (id, lease) in &rows {
+            crate::rows::settle(&fixture.store(), id, lease, posthaste_core::store::Action::Release).await;
+            assert!(!deliveries.0.lock().unwrap().contains_key(id.as_str()), "{id} was delivered, and is free");
+        }
+        rows.len() as u64 + done == WRITERS * WRITES
+    };
+    eventually("what was not delivered is free", free).await;
+    deliveries.assert_each_once(usize::try_from(done).unwrap());
 }

@@ -129,7 +129,7 @@ pub async fn case_54_handler_refuses<F: Fixture>(fixture: F) {
     assert_eq!(claim_ids(&fixture.store(), 10).await, ids_of(&rows[2..]));
     // What it took it can settle.
     let (id, lease) = keeper.rows.borrow()[0].clone();
-    let settlement = Settlement { id: id.clone(), lease, action: Action::Done };
+    let settlement = Settlement::new(id.clone(), lease, Action::Done);
     fixture.store().settle(&[settlement]).await.unwrap();
     assert_at(&fixture.store(), &id, Status::Done, 0).await;
 }
@@ -370,4 +370,38 @@ pub async fn case_58_handler_without_signal<F: Fixture>(fixture: F) {
     poller.close().await;
     let ids: Vec<String> = handler.0.lock().unwrap().iter().map(ToString::to_string).collect();
     assert_eq!(ids, ids_of(&rows));
+}
+
+/// A row that somebody else wrote and that is due later is claimed when it is due, once a poll has seen it, however long
+/// the interval.
+pub async fn case_74_next_moment<F: Fixture>(fixture: F) {
+    let (tap, mut inbox) = Tap::new();
+    let later = crate::rows::delayed(Duration::from_millis(50));
+    insert(&fixture.store(), std::slice::from_ref(&later)).await;
+    let (outbox, _) = start(fixture.store(), no_interval(), tap).await;
+    assert_eq!(inbox.next().await.id(), later.id());
+    outbox.shutdown().await;
+}
+
+/// What an operator redrives, or somebody else inserts, is delivered as soon as the poller is woken.
+pub async fn case_74_wake<F: Fixture>(fixture: F) {
+    let (tap, mut inbox) = Tap::new();
+    let tap = tap.answering(|event| match event.event_type() {
+        "Dies" => Err(posthaste_core::Failure::permanent("at first")),
+        _ => Ok(posthaste_core::Outcome::Done),
+    });
+    let (outbox, meter) = start(fixture.store(), no_interval(), tap).await;
+    meter.until("the first poll is over", |tally| tally.oldest_lag.len() == 1).await;
+    let id = write(&outbox, event("Dies")).await;
+    inbox.next().await;
+    meter.until("it is dead", |tally| tally.dead == 1).await;
+    outbox.admin().redrive(&posthaste_core::store::Redrive::ids([id.clone()])).await.unwrap();
+    outbox.wake();
+    let again = inbox.next().await;
+    assert_eq!((again.id(), again.attempt(), again.path()), (&id, 1, Path::Cold));
+    let foreign = event("Foreign");
+    insert(&fixture.store(), std::slice::from_ref(&foreign)).await;
+    outbox.wake();
+    assert_eq!(inbox.next().await.id(), foreign.id());
+    outbox.shutdown().await;
 }

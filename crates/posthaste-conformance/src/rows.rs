@@ -39,9 +39,7 @@ pub(crate) fn ids_of(events: &[Event]) -> Vec<String> {
 
 /// A row that is born with a lease.
 pub(crate) fn leased(event: &Event, lease: &Lease) -> NewRow {
-    let mut row = NewRow::new(event.clone());
-    row.lease = Some(lease.clone());
-    row
+    NewRow::leased(event.clone(), lease.clone())
 }
 
 /// A lease that no other is like.
@@ -92,7 +90,7 @@ pub(crate) async fn one_leased<S: WriteStore + RelayStore>(store: &S) -> (EventI
 
 /// Settles one row.
 pub(crate) async fn settle<S: RelayStore>(store: &S, id: &EventId, lease: &Lease, action: Action) -> Settled {
-    let settled = store.settle(&[Settlement { id: id.clone(), lease: lease.clone(), action }]).await.unwrap();
+    let settled = store.settle(&[Settlement::new(id.clone(), lease.clone(), action)]).await.unwrap();
     assert_eq!(settled.len(), 1);
     settled[0]
 }

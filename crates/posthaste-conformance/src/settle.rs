@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use posthaste_core::EventId;
-use posthaste_core::store::{Action, RelayStore, RowState, Settled, Settlement, Status};
+use posthaste_core::store::{Action, ClaimedRow, Lease, RelayStore, RowState, Settled, Settlement, Status};
 
 use crate::fixture::Fixture;
 use crate::rows::{
@@ -45,6 +45,8 @@ pub async fn case_23_final_states<F: Fixture>(fixture: F) {
             assert_eq!(settle(&store, &id, &lease, action.clone()).await, Settled::Lost, "{action:?} after {status}");
             assert_eq!(state(&store, &id).await, ended, "{action:?} after {status}");
         }
+        let by_number = Settlement { seq: Some(ended.seq), ..Settlement::new(id.clone(), lease.clone(), Action::Done) };
+        assert_eq!(store.settle(&[by_number]).await.unwrap(), [Settled::Lost]);
         assert_eq!(store.renew(&[(id.clone(), lease)]).await.unwrap(), [false]);
         fixture.advance(LEASE * 2).await;
         assert_eq!(claim_ids(&store, 10).await, [""; 0]);
@@ -156,7 +158,7 @@ pub async fn case_26_mixed_batch<F: Fixture>(fixture: F) {
         (&done, &lease, dead()),
         (&failed, &lease, Action::Done),
     ]
-    .map(|(id, lease, action)| Settlement { id: id.clone(), lease: lease.clone(), action })
+    .map(|(id, lease, action)| Settlement::new(id.clone(), lease.clone(), action))
     .into();
     let (yes, no) = (Settled::Applied, Settled::Lost);
     assert_eq!(store.settle(&batch).await.unwrap(), [no, yes, yes, no, yes, no, yes, yes, no, no]);
@@ -170,6 +172,34 @@ pub async fn case_26_mixed_batch<F: Fixture>(fixture: F) {
     assert_eq!(store.settle(&[]).await.unwrap(), [yes; 0]);
 }
 
+/// Rows named by their numbers among rows named by their ids, with leases of several claims, some of them lost.
+pub async fn case_26_numbers_and_ids<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    insert(&store, &events(6)).await;
+    let (first, early) = claim(&store, 3).await;
+    let (second, late) = claim(&store, 3).await;
+    let settlement = |row: &ClaimedRow, lease: &Lease, numbered: bool| Settlement {
+        seq: numbered.then_some(row.seq),
+        ..Settlement::new(row.event.id().clone(), lease.clone(), Action::Done)
+    };
+    let batch = [
+        settlement(&late[0], &second, true),
+        settlement(&early[0], &first, true),
+        settlement(&late[1], &first, true),
+        settlement(&early[1], &first, false),
+        settlement(&late[2], &second, false),
+        settlement(&early[2], &second, true),
+        settlement(&early[0], &first, false),
+    ];
+    let (yes, no) = (Settled::Applied, Settled::Lost);
+    assert_eq!(store.settle(&batch).await.unwrap(), [yes, yes, no, yes, yes, no, no]);
+    for (row, lease) in [(&late[1], &second), (&early[2], &first)] {
+        let held = state(&store, row.event.id()).await;
+        assert_eq!((held.seq, held.status, held.lease.unwrap().0), (row.seq, Status::New, lease.as_str().to_owned()));
+    }
+    assert_eq!(crate::rows::counts(&store).await.done, 4);
+}
+
 /// A batch of any size gets an answer for each.
 pub async fn case_26_large_batch<F: Fixture>(fixture: F) {
     let store = fixture.store();
@@ -178,10 +208,14 @@ pub async fn case_26_large_batch<F: Fixture>(fixture: F) {
     let (lease, claimed) = claim(&store, 5000).await;
     assert_eq!(claimed.len(), 3000);
     let actions = [Action::Done, retry(Duration::ZERO), dead()];
-    let batch: Vec<Settlement> = rows
+    // Every other one with the number of its row, as it is known of claimed rows and not of hot ones.
+    let batch: Vec<Settlement> = claimed
         .iter()
         .zip(actions.iter().cycle())
-        .map(|(event, action)| Settlement { id: event.id().clone(), lease: lease.clone(), action: action.clone() })
+        .map(|(row, action)| Settlement {
+            seq: (row.seq % 2 == 0).then_some(row.seq),
+            ..Settlement::new(row.event.id().clone(), lease.clone(), action.clone())
+        })
         .collect();
     assert_eq!(store.settle(&batch).await.unwrap(), [Settled::Applied; 3000]);
     let counts = crate::rows::counts(&store).await;
@@ -198,6 +232,9 @@ pub async fn case_32_lost_lease<F: Fixture>(fixture: F) {
     let before = state(&store, &id).await;
     for action in every_action() {
         assert_eq!(settle(&store, &id, &lost, action.clone()).await, Settled::Lost, "{action:?}");
+        let by_number =
+            Settlement { seq: Some(rows[0].seq), ..Settlement::new(id.clone(), lost.clone(), action.clone()) };
+        assert_eq!(store.settle(&[by_number]).await.unwrap(), [Settled::Lost], "{action:?}");
         assert_eq!(state(&store, &id).await, before, "{action:?}");
     }
     assert_eq!(settle(&store, &id, &held, retry(Duration::ZERO)).await, Settled::Applied);

@@ -75,7 +75,8 @@ pub async fn case_38_urls<F: Tables>(_fixture: F) {
 
 /// Without the table every call says what is missing and what to do.
 pub async fn case_39_missing_table<F: Tables>(_fixture: F) {
-    let store = F::empty().await.store();
+    let fixture = F::empty().await;
+    let store = fixture.store();
     let claim = store.claim(&claim_of(1)).await.map(|_| ());
     let find = store.find(&EventId::new("x").unwrap()).await.map(|_| ());
     let mut tx = store.begin().await.unwrap();
@@ -113,8 +114,8 @@ pub async fn case_39_dry_run<F: Tables>(_fixture: F) {
     insert(&store, &[event_with_id("x")]).await;
     assert_eq!(claim_ids(&store, 10).await, ["x"]);
 
-    let migrated = F::create().await.store();
-    assert_eq!(F::pending_migration_sql(&migrated).await, "");
+    let migrated = F::create().await;
+    assert_eq!(F::pending_migration_sql(&migrated.store()).await, "");
 }
 
 /// Several processes that migrate at once all succeed, and one table is there.
@@ -140,8 +141,8 @@ pub async fn case_39_two_processes_at_once<F: Tables>(_fixture: F) {
 
 /// A write into a missing table says so.
 pub async fn case_39_outbox_without_a_table<F: Tables>(_fixture: F) {
-    let store = F::empty().await.store();
-    let outbox = Outbox::writer_only(store).start().await.unwrap();
+    let fixture = F::empty().await;
+    let outbox = Outbox::writer_only(fixture.store()).start().await.unwrap();
     let mut tx = outbox.begin().await.unwrap();
     let error = tx.write(event_with_id("x")).await.unwrap_err();
     assert!(matches!(error, posthaste_core::WriteError::Store(Error::Schema { .. })), "{error:?}");

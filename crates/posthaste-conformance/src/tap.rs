@@ -73,6 +73,12 @@ impl Inbox {
         std::iter::from_fn(|| self.0.try_recv().ok()).collect()
     }
 
+    /// Waits until nobody can deliver anything any more; fails if somebody did.
+    pub async fn closed(&mut self) {
+        let last = self.0.recv().await;
+        assert!(last.is_none(), "delivered as well: {last:?}");
+    }
+
     /// Fails if anything was delivered that was not looked at.
     pub fn assert_empty(&mut self) {
         let rest = self.rest();

@@ -88,6 +88,21 @@ impl InFlight {
         }
     }
 
+    /// Lets an event go that was settled under this lease. False, and nothing is let go, when the acquisition is the
+    /// current one but goes on under another lease.
+    pub(crate) fn finish(&self, id: &EventId, token: Token, lease: &Lease) -> bool {
+        match self.entries().by_id.entry(id.clone()) {
+            MapEntry::Occupied(occupied) if occupied.get().token == token => {
+                let settled = occupied.get().lease == *lease;
+                if settled {
+                    occupied.remove();
+                }
+                settled
+            }
+            _ => true,
+        }
+    }
+
     /// The lease under which an acquisition goes on, if it is the current one.
     pub fn lease(&self, id: &EventId, token: Token) -> Option<Lease> {
         self.current(id, token, |entry| entry.lease.clone())

@@ -28,6 +28,12 @@ pub(crate) struct Verdict {
     pub(crate) action: Action,
 }
 
+impl Verdict {
+    fn with(&self, action: Action) -> Self {
+        Self { id: self.id.clone(), seq: self.seq, token: self.token, path: self.path, action }
+    }
+}
+
 /// Writes outcomes back, many in one statement, until every sender is gone.
 pub(crate) struct Settler {
     pub(crate) store: Arc<dyn RelayStore>,
@@ -90,7 +96,12 @@ impl Settler {
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
             match self.settle(&part).await {
-                Ok(()) => continue,
+                Ok(adopted) => {
+                    if !adopted.is_empty() {
+                        parts.push(adopted);
+                    }
+                    continue;
+                }
                 Err(error) if !error.is_transient() && part.len() > 1 => {
                     warn!(error = %chain(&error), rows = part.len(), "settlement refused, trying its halves");
                     let half = part.split_off(part.len() / 2);
@@ -116,7 +127,8 @@ impl Settler {
         }
     }
 
-    async fn settle(&self, batch: &[Verdict]) -> Result<(), crate::store::Error> {
+    /// Writes one statement. Gives what is to be written after it, under leases that were taken anew meanwhile.
+    async fn settle(&self, batch: &[Verdict]) -> Result<Vec<Verdict>, crate::store::Error> {
         let mut held = Vec::with_capacity(batch.len());
         let mut settlements = Vec::with_capacity(batch.len());
         for verdict in batch {
@@ -128,15 +140,24 @@ impl Settler {
             }
         }
         if settlements.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let results = self.store.settle(&settlements).await?;
         self.metrics.settle_batch(settlements.len());
         let mut tally = Tally::default();
-        for (verdict, settled) in held.into_iter().zip(results) {
-            self.in_flight.release(&verdict.id, verdict.token);
+        let mut adopted = Vec::new();
+        for ((verdict, settlement), settled) in held.into_iter().zip(&settlements).zip(results) {
+            let taken_anew = !self.in_flight.finish(&verdict.id, verdict.token, &settlement.lease);
             match settled {
-                Settled::Applied => tally.count(&verdict.action, &self.wake),
+                Settled::Applied => {
+                    tally.count(&verdict.action, &self.wake);
+                    // Claimed again after the statement and before its answer; nobody is at it, so it is given back.
+                    if taken_anew {
+                        adopted.push(verdict.with(Action::Release));
+                    }
+                }
+                // Claimed again before the statement: the outcome still holds, under the new lease.
+                Settled::Lost if taken_anew => adopted.push(verdict.with(verdict.action.clone())),
                 Settled::Lost => {
                     tally.lost += 1;
                     debug!(event_id = %verdict.id, "lease lost before the settlement; the event is delivered again");
@@ -144,7 +165,7 @@ impl Settler {
             }
         }
         tally.report(&*self.metrics);
-        Ok(())
+        Ok(adopted)
     }
 
     fn forget(&self, batch: &[Verdict]) {
@@ -190,7 +211,10 @@ impl Tally {
                 wake.after(*delay);
             }
             Action::Dead { .. } => self.dead += 1,
-            Action::Release => self.released += 1,
+            Action::Release => {
+                self.released += 1;
+                wake.now();
+            }
         }
     }
 

@@ -73,7 +73,7 @@ impl Database {
 
     /// Closes the database, and removes it if it is a temporary one.
     pub(super) async fn close(self) {
-        self.store.pool().close().await;
+        self.store.close().await;
     }
 }
 

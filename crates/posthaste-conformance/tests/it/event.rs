@@ -213,7 +213,7 @@ fn case_07_names_are_chosen_by_the_user() {
     assert_eq!((by_enum.event_type(), by_enum.aggregate_type()), ("OrderPlaced", "Order"));
     assert_eq!(by_enum.aggregate_id(), Some("7"));
     let by_text = of(Event::builder("OrderPlaced").aggregate("Order", "7"));
-    let by_string = of(Event::builder(&String::from("OrderPlaced")).aggregate(String::from("Order"), 7_u8));
+    let by_string = of(Event::builder(String::from("OrderPlaced")).aggregate(String::from("Order"), 7_u8));
 
     // The name that writes is the name that routes, whichever form each of them has.
     let mut registry = Registry::new();

@@ -39,6 +39,8 @@ pub(super) struct Tasks {
     keeper: Mutex<JoinSet<()>>,
     stop_keeper: CancellationToken,
     closing: CancellationToken,
+    /// The close is to end now, even if it began with more time.
+    hurry: CancellationToken,
     deadline: Duration,
     closed: OnceCell<Closed>,
 }
@@ -51,6 +53,7 @@ impl Tasks {
             keeper: Mutex::default(),
             stop_keeper: CancellationToken::new(),
             closing,
+            hurry: CancellationToken::new(),
             deadline,
             closed: OnceCell::new(),
         }
@@ -95,8 +98,9 @@ impl Dispatcher {
         *self.tasks.closed.get_or_init(|| self.close_within(self.tasks.deadline)).await
     }
 
-    /// Like [`close`](Self::close), but gives back at once what has not ended by itself.
+    /// Like [`close`](Self::close), but gives back at once what has not ended by itself. Cuts a close under way short.
     pub async fn close_now(&self) -> Closed {
+        self.tasks.hurry.cancel();
         *self.tasks.closed.get_or_init(|| self.close_within(Duration::ZERO)).await
     }
 
@@ -106,7 +110,9 @@ impl Dispatcher {
         self.queues.close();
         self.end_workers(started_at + deadline.mul_f64(0.8)).await;
         // What is left of the deadline, and a little, is for the database.
-        let end_at = (started_at + deadline).max(Instant::now() + Duration::from_millis(500));
+        let at_least = Instant::now() + Duration::from_millis(500);
+        let hurried = self.tasks.hurry.is_cancelled();
+        let end_at = if hurried { at_least } else { (started_at + deadline).max(at_least) };
         self.end_settler(end_at).await;
         let closed = self.release_the_rest(end_at).await;
         self.end_keeper(end_at).await;
@@ -117,8 +123,12 @@ impl Dispatcher {
     /// Waits for the workers to drain the queues, and cuts short what the deadline does not leave time for.
     async fn end_workers(&self, deadline: Instant) {
         let mut workers = std::mem::take(&mut *self.tasks.workers.lock().unwrap_or_else(PoisonError::into_inner));
-        let drained = timeout_at(deadline, async { while workers.join_next().await.is_some() {} }).await;
-        if drained.is_err() {
+        let drained = tokio::select! {
+            biased;
+            drained = timeout_at(deadline, async { while workers.join_next().await.is_some() {} }) => drained.is_ok(),
+            () = self.tasks.hurry.cancelled() => false,
+        };
+        if !drained {
             self.queues.drain();
             workers.abort_all();
             // A listener that blocks its thread cannot be cut short; it is left behind.
