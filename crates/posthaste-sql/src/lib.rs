@@ -1,7 +1,7 @@
 //! SQL stores of the Posthaste transactional outbox, on [`sqlx`].
 //!
-//! One feature per database: `sqlite` brings [`SqliteStore`], `mysql` brings [`MySqlStore`]. A store is made from a pool, creates and upgrades its own
-//! table, and is handed to the outbox:
+//! One feature per database: `sqlite` brings `SqliteStore`, `mysql` brings `MySqlStore`. A store is made from a pool, creates
+//! and upgrades its own table, and is handed to the outbox:
 //!
 //! ```no_run
 //! # #[cfg(feature = "sqlite")]

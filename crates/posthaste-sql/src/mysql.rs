@@ -5,6 +5,7 @@ mod claim;
 mod fault;
 mod insert;
 mod many;
+mod mark;
 mod migrate;
 mod patience;
 mod row;
@@ -29,6 +30,7 @@ use crate::finish::finish;
 use crate::table::TableName;
 use crate::url::detect;
 use many::Many;
+use mark::Mark;
 use patience::Patience;
 use server::Server;
 use tx::Inserts;
@@ -59,7 +61,7 @@ pub struct MySqlStore {
     sql: Arc<Statements>,
 }
 
-/// Everything made from the name of the table.
+/// Everything that belongs to one table.
 struct Statements {
     slots: Slots<SqlStr>,
     insert: Many,
@@ -73,6 +75,7 @@ struct Statements {
     renew: Many,
     probe: SqlStr,
     table: TableName,
+    mark: Mark,
 }
 
 impl Statements {
@@ -92,6 +95,7 @@ impl Statements {
             probe: sql::DIALECT.statement(sql::PROBE, &table),
             slots: sql::DIALECT.statements(&table),
             table,
+            mark: Mark::default(),
         }
     }
 }

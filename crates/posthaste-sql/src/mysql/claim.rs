@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use posthaste_core::EventId;
 use posthaste_core::store::{Claim, Claimed, Lease};
-use sqlx::mysql::MySqlConnection;
+use posthaste_core::{EventId, Timestamp};
+use sqlx::mysql::{MySqlConnection, MySqlRow};
 
-use super::insert::length;
+use super::insert::{length, moment};
 use super::many::MOST;
 use super::{MySqlStore, row, settle};
 use crate::admin::limit;
@@ -24,17 +24,21 @@ impl MySqlStore {
             Some(told) => told,
             None => self.server(&mut tx).await?.skip_locked,
         };
-        let sql = if skip_locked { &self.sql.claim_skipping } else { &self.sql.slots.claim };
-        let rows = sqlx::query(sql.clone())
-            .bind(length(claim.skip_recent))
-            .bind(length(claim.lease_duration))
-            .bind(limit(claim.limit))
-            .fetch_all(&mut *tx)
-            .await?;
+        let mut from = self.sql.mark.get(claim.limit);
+        let mut rows = self.lock_from(&mut tx, claim, from, skip_locked).await?;
+        if from.is_some() && rows.len() < claim.limit {
+            from = None;
+            rows = self.lock_from(&mut tx, claim, from, skip_locked).await?;
+        }
         let seqs: Vec<i64> = rows.iter().map(row::seq).collect();
         self.lease(&mut tx, &claim.lease, &seqs).await?;
-        let next_in = if rows.len() < claim.limit { self.next_in(&mut tx).await? } else { None };
+        let full = rows.len() == claim.limit;
+        let next_in = if full { None } else { self.next_in(&mut tx).await? };
         tx.commit().await?;
+        match rows.last() {
+            Some(last) if full => self.sql.mark.set(from, row::available_at(last)),
+            _ => self.sql.mark.clear(),
+        }
 
         let mut claimed = Claimed { next_in, ..Claimed::default() };
         claimed.rows.reserve(rows.len());
@@ -45,6 +49,23 @@ impl MySqlStore {
             }
         }
         Ok(claimed)
+    }
+
+    /// Locks what can be claimed, from a moment on or from the beginning.
+    async fn lock_from(
+        &self,
+        connection: &mut MySqlConnection,
+        claim: &Claim,
+        from: Option<Timestamp>,
+        skip_locked: bool,
+    ) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        let sql = if skip_locked { &self.sql.claim_skipping } else { &self.sql.slots.claim };
+        let query = sqlx::query(sql.clone())
+            .bind(moment(from.unwrap_or(Timestamp::from_micros(i64::MIN))))
+            .bind(length(claim.skip_recent))
+            .bind(length(claim.lease_duration))
+            .bind(limit(claim.limit));
+        query.fetch_all(connection).await
     }
 
     /// Leases rows that this transaction has locked.
@@ -89,6 +110,7 @@ impl MySqlStore {
         let mut tx = self.begin_relay().await?;
         let released = sqlx::query(self.sql.slots.release_all.clone()).execute(&mut *tx).await?;
         tx.commit().await?;
+        self.sql.mark.clear();
         Ok(released.rows_affected())
     }
 }

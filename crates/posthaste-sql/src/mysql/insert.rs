@@ -8,7 +8,7 @@ use posthaste_core::store::{Error, Lease, NewRow};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::Executor;
 use sqlx::mysql::{MySql, MySqlArguments, MySqlConnection};
-use sqlx::query::Query;
+use sqlx::query::{Query, QueryScalar};
 
 use super::many::MOST;
 use super::{MySqlStore, fault};
@@ -92,7 +92,7 @@ impl MySqlStore {
         for rows in rows.chunks(MOST) {
             let (sql, size) = self.sql.taken.at_least(rows.len());
             let ids = rows.iter().map(|row| row.event.id().as_str()).map(Some).chain(std::iter::repeat(None));
-            let taken = ids.take(size).fold(sqlx::query_scalar::<_, String>(sql), |query, id| query.bind(id));
+            let taken = ids.take(size).fold(sqlx::query_scalar::<_, String>(sql), QueryScalar::bind);
             match taken.fetch_optional(&mut *connection).await {
                 Ok(Some(id)) => return Error::DuplicateId { id: EventId::from_row(id) },
                 Ok(None) => {}

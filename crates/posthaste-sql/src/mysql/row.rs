@@ -21,8 +21,9 @@ mod column {
     pub(super) const CREATED_AT: usize = 11;
     pub(super) const SEQ: usize = 12;
     pub(super) const ATTEMPTS: usize = 13;
-    /// Of a claim only.
+    // Of a claim only.
     pub(super) const LAG: usize = 14;
+    pub(super) const CLAIMED_AVAILABLE_AT: usize = 15;
     // Of a list only.
     pub(super) const STATUS: usize = 14;
     pub(super) const LAST_ERROR: usize = 15;
@@ -35,6 +36,11 @@ mod column {
 /// The number of a claimed row.
 pub(super) fn seq(row: &MySqlRow) -> i64 {
     number(row, column::SEQ)
+}
+
+/// From when on a claimed row was available.
+pub(super) fn available_at(row: &MySqlRow) -> Timestamp {
+    Timestamp::from_micros(number(row, column::CLAIMED_AVAILABLE_AT))
 }
 
 /// Reads a claimed row.

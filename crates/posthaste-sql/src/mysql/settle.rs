@@ -15,6 +15,14 @@ impl MySqlStore {
         if settlements.is_empty() {
             return Ok(Vec::new());
         }
+        let settled = self.settle_rounds(settlements).await?;
+        if settlements.iter().any(|settlement| !matches!(settlement.action, Action::Done | Action::Dead { .. })) {
+            self.sql.mark.clear();
+        }
+        Ok(settled)
+    }
+
+    async fn settle_rounds(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, sqlx::Error> {
         let rounds = rounds(settlements);
         // Nearly always every lease still stands. The number of changed rows says so, at less than asking for each.
         if let [round] = rounds.as_slice() {

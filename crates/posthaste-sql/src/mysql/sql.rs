@@ -46,10 +46,13 @@ pub(super) const DIALECT: Dialect = Dialect {
         claim: concat!(
             "SELECT ",
             event_columns!(),
-            ", TIMESTAMPDIFF(MICROSECOND, available_at, UTC_TIMESTAMP(6)) AS lag \
+            ", TIMESTAMPDIFF(MICROSECOND, available_at, UTC_TIMESTAMP(6)) AS lag, ",
+            micros!("available_at"),
+            " AS available_at \
              FROM {table} FORCE INDEX (`{name}_stage`) \
-             WHERE stage = 0 AND stage_at <= UTC_TIMESTAMP(6) \
-             AND created_at <= TIMESTAMPADD(MICROSECOND, -?, UTC_TIMESTAMP(6)) \
+             WHERE stage = 0 AND stage_at <= UTC_TIMESTAMP(6) AND stage_at >= ",
+            moment!(),
+            " AND created_at <= TIMESTAMPADD(MICROSECOND, -?, UTC_TIMESTAMP(6)) \
              AND (locked_by IS NULL OR locked_at IS NULL \
                   OR locked_at <= TIMESTAMPADD(MICROSECOND, -?, UTC_TIMESTAMP(6))) \
              ORDER BY stage_at, seq LIMIT ? FOR UPDATE"
