@@ -207,7 +207,14 @@ use patiently;
 impl RelayStore for MySqlStore {
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
         let claim = claim.clone();
-        patiently!(self, |store| store.try_claim(&claim))
+        // Dropped together with what the caller has, so that rows are not leased to nobody.
+        let caller = Arc::new(());
+        let waiting = Arc::downgrade(&caller);
+        let claiming = patiently!(self, |store| store.try_claim(&claim, &waiting));
+        Box::pin(async move {
+            let _caller = caller;
+            claiming.await
+        })
     }
 
     fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {

@@ -1,6 +1,7 @@
 //! Leasing rows, and keeping leases.
 
 use std::collections::HashSet;
+use std::sync::Weak;
 use std::time::Duration;
 
 use posthaste_core::store::{Claim, Claimed, Lease};
@@ -12,14 +13,23 @@ use super::many::MOST;
 use super::{MySqlStore, row, settle};
 use crate::admin::limit;
 
+/// When to look again at what somebody else had locked. Locks on rows are held for a few round trips.
+const SOON: Duration = Duration::from_millis(5);
+
 impl MySqlStore {
     /// Locks the rows, leases them, and lets them go. Where the server can it passes by what another claim has locked;
     /// where it cannot, it waits for the other to commit, and then sees that those rows are leased.
-    pub(super) async fn try_claim(&self, claim: &Claim) -> Result<Claimed, sqlx::Error> {
+    ///
+    /// Without a caller who still waits for the rows it leases nothing.
+    pub(super) async fn try_claim(&self, claim: &Claim, caller: &Weak<()>) -> Result<Claimed, sqlx::Error> {
         if claim.limit == 0 {
             return Ok(Claimed::default());
         }
         let mut tx = self.begin_relay().await?;
+        if caller.strong_count() == 0 {
+            tx.rollback().await?;
+            return Ok(Claimed::default());
+        }
         let skip_locked = match self.skip_locked {
             Some(told) => told,
             None => self.server(&mut tx).await?.skip_locked,
@@ -30,10 +40,14 @@ impl MySqlStore {
             from = None;
             rows = self.lock_from(&mut tx, claim, from, skip_locked).await?;
         }
+        let full = rows.len() == claim.limit;
         let seqs: Vec<i64> = rows.iter().map(row::seq).collect();
         self.lease(&mut tx, &claim.lease, &seqs).await?;
-        let full = rows.len() == claim.limit;
-        let next_in = if full { None } else { self.next_in(&mut tx).await? };
+        let next_in = if full { None } else { self.next_in(&mut tx, claim).await? };
+        if caller.strong_count() == 0 {
+            tx.rollback().await?;
+            return Ok(Claimed::default());
+        }
         tx.commit().await?;
         match rows.last() {
             Some(last) if full => self.sql.mark.set(from, row::available_at(last)),
@@ -61,9 +75,9 @@ impl MySqlStore {
     ) -> Result<Vec<MySqlRow>, sqlx::Error> {
         let sql = if skip_locked { &self.sql.claim_skipping } else { &self.sql.slots.claim };
         let query = sqlx::query(sql.clone())
-            .bind(moment(from.unwrap_or(Timestamp::from_micros(i64::MIN))))
             .bind(length(claim.skip_recent))
             .bind(length(claim.lease_duration))
+            .bind(moment(from.unwrap_or(Timestamp::from_micros(i64::MIN))))
             .bind(limit(claim.limit));
         query.fetch_all(connection).await
     }
@@ -78,10 +92,14 @@ impl MySqlStore {
         Ok(())
     }
 
-    async fn next_in(&self, connection: &mut MySqlConnection) -> Result<Option<Duration>, sqlx::Error> {
-        let next = sqlx::query_scalar::<_, i64>(self.sql.slots.next_available.clone());
-        let next = next.fetch_optional(connection).await?;
-        Ok(next.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0))))
+    /// In how long to look again. Soon, if something can be claimed that this claim passed by: whoever had it locked may
+    /// not have leased it, and nobody else may be looking.
+    async fn next_in(&self, connection: &mut MySqlConnection, claim: &Claim) -> Result<Option<Duration>, sqlx::Error> {
+        let next = sqlx::query_scalar::<_, Option<i64>>(self.sql.slots.next_available.clone())
+            .bind(length(claim.skip_recent))
+            .bind(length(claim.lease_duration));
+        let next = next.fetch_one(connection).await?;
+        Ok(next.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0)).max(SOON)))
     }
 
     pub(super) async fn try_renew(&self, leases: &[(EventId, Lease)]) -> Result<Vec<bool>, sqlx::Error> {

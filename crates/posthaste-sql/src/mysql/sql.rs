@@ -31,6 +31,16 @@ macro_rules! event_columns {
     };
 }
 
+/// What a claim may take, but for the moment from which on it looks.
+macro_rules! claimable {
+    () => {
+        "stage = 0 AND stage_at <= UTC_TIMESTAMP(6) \
+         AND created_at <= TIMESTAMPADD(MICROSECOND, -?, UTC_TIMESTAMP(6)) \
+         AND (locked_by IS NULL OR locked_at IS NULL \
+              OR locked_at <= TIMESTAMPADD(MICROSECOND, -?, UTC_TIMESTAMP(6)))"
+    };
+}
+
 /// In a template, `{rows}` stands for as many of the rows below as a statement is about.
 pub(super) const DIALECT: Dialect = Dialect {
     quote: '`',
@@ -50,16 +60,22 @@ pub(super) const DIALECT: Dialect = Dialect {
             micros!("available_at"),
             " AS available_at \
              FROM {table} FORCE INDEX (`{name}_stage`) \
-             WHERE stage = 0 AND stage_at <= UTC_TIMESTAMP(6) AND stage_at >= ",
+             WHERE ",
+            claimable!(),
+            " AND stage_at >= ",
             moment!(),
-            " AND created_at <= TIMESTAMPADD(MICROSECOND, -?, UTC_TIMESTAMP(6)) \
-             AND (locked_by IS NULL OR locked_at IS NULL \
-                  OR locked_at <= TIMESTAMPADD(MICROSECOND, -?, UTC_TIMESTAMP(6))) \
-             ORDER BY stage_at, seq LIMIT ? FOR UPDATE"
+            " ORDER BY stage_at, seq LIMIT ? FOR UPDATE"
         ),
-        next_available: "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), stage_at) \
-                         FROM {table} FORCE INDEX (`{name}_stage`) \
-                         WHERE stage = 0 AND stage_at > UTC_TIMESTAMP(6) ORDER BY stage_at LIMIT 1",
+        // At once, if there is something that a claim may take and this one has not taken.
+        next_available: concat!(
+            "SELECT COALESCE(\
+                (SELECT 0 FROM {table} FORCE INDEX (`{name}_stage`) WHERE ",
+            claimable!(),
+            " LIMIT 1), \
+                (SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), stage_at) \
+                 FROM {table} FORCE INDEX (`{name}_stage`) \
+                 WHERE stage = 0 AND stage_at > UTC_TIMESTAMP(6) ORDER BY stage_at LIMIT 1))"
+        ),
 
         settle_done_by_seq: "UPDATE {table} SET status = 1, done_at = UTC_TIMESTAMP(6), locked_by = NULL, \
                              locked_at = NULL WHERE seq IN ({rows}) AND locked_by = ? AND status IN (0, 2)",

@@ -225,3 +225,18 @@ async fn writers_and_claims_do_not_wait_for_each_other() {
     store.commit(tx).await.unwrap();
     claiming.rollback().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_claim_that_passed_something_by_is_to_look_again_soon() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    write(&store, [event("1")]).await;
+    let mut tx = store.begin().await.unwrap();
+    sqlx::query("UPDATE outbox_event SET topic = 'x' WHERE event_id = '1'").execute(&mut *tx).await.unwrap();
+    let (_, claimed) = claim(&store, 10).await;
+    assert!(claimed.rows.is_empty());
+    assert!(claimed.next_in.unwrap() < Duration::from_secs(1));
+    store.rollback(tx).await.unwrap();
+    let (_, claimed) = claim(&store, 10).await;
+    assert_eq!((ids(&claimed), claimed.next_in), (vec!["1"], None));
+}
