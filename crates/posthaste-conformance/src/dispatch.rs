@@ -76,7 +76,7 @@ pub async fn case_45_one_bad_row<F: Fixture>(fixture: F) {
 }
 
 /// A dispatcher without a poller, for rows that a case hands over itself.
-fn dispatcher<S: Store>(store: S, options: Options, tap: Tap) -> (Dispatcher, Meter) {
+fn dispatcher<S: Store>(store: S, options: Options, tap: Tap) -> (Arc<Dispatcher>, Meter) {
     let meter = Meter::new();
     let mut registry = Registry::new();
     registry.register_all(tap).unwrap();
@@ -85,7 +85,7 @@ fn dispatcher<S: Store>(store: S, options: Options, tap: Tap) -> (Dispatcher, Me
 }
 
 /// Claims rows and hands them to a dispatcher.
-async fn hand_over<S: RelayStore>(store: &S, dispatcher: &Dispatcher) -> Vec<Handled> {
+async fn hand_over<S: RelayStore>(store: &S, dispatcher: &Arc<Dispatcher>) -> Vec<Handled> {
     let leased_at = Instant::now();
     let (lease, rows) = claim(store, 1000).await;
     rows.into_iter().map(|row| dispatcher.handle(row, &lease, leased_at)).collect()
@@ -255,7 +255,7 @@ pub async fn case_52_drains<F: Fixture>(fixture: F) {
     insert(&store, &rows).await;
     assert_eq!(hand_over(&store, &dispatcher).await, [Handled::Accepted; 5]);
     inbox.next().await;
-    let dispatcher = Arc::new(dispatcher);
+    let dispatcher = dispatcher;
     let closing = tokio::spawn({
         let dispatcher = Arc::clone(&dispatcher);
         async move { dispatcher.close().await }

@@ -64,7 +64,7 @@ fn poller<F: Fixture>(fixture: &F, handler: Arc<dyn ClaimHandler>) -> (Poller, F
     let (store, faults) = Faulty::new(fixture.store());
     let meter = Meter::new();
     let builder = Poller::builder(Arc::new(store), handler).options(no_interval()).metrics(Arc::new(meter.clone()));
-    (builder.build(), faults, meter)
+    (builder.build().unwrap(), faults, meter)
 }
 
 /// Without room the database is not even asked; with some, no more than that is claimed.
@@ -199,7 +199,8 @@ pub async fn case_56_errors_back_off<F: Fixture>(fixture: F) {
         .options(options)
         .metrics(Arc::new(meter.clone()))
         .jitter(Jitter::seeded(7))
-        .build();
+        .build()
+        .unwrap();
     faults.always(Call::Claim, Fault::Unavailable);
     // No call reaches the database now, so the clock may jump from one delay to the next.
     tokio::time::pause();
@@ -364,7 +365,8 @@ pub async fn case_58_handler_without_signal<F: Fixture>(fixture: F) {
     let (store, faults) = Faulty::new(fixture.store());
     let poller = Poller::builder(Arc::new(store), Arc::clone(&handler) as Arc<_>)
         .options(Options { poll_interval: Duration::from_millis(5), ..Options::default() })
-        .build();
+        .build()
+        .unwrap();
     poller.start();
     faults.until(Call::Claim, 4).await;
     poller.close().await;

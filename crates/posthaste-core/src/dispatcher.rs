@@ -4,26 +4,28 @@ mod close;
 mod hot;
 mod worker;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::handback::Handback;
+use crate::hook::WriteHook;
 use crate::inflight::{InFlight, Token};
 use crate::interceptor::{AnyInterceptor, Interceptor};
 use crate::keeper::Keeper;
-use crate::listener::{Delivery, Path};
-use crate::metrics::{Metrics, NoMetrics};
+use crate::listener::{Delivery, Path, blocking};
+use crate::metrics::{self, Metrics, NoMetrics};
 use crate::options::{self, Options};
 use crate::poller::{ClaimHandler, Handled};
 use crate::queue::Queues;
 use crate::registry::Registry;
 use crate::retry::Jitter;
 use crate::settle::Settler;
-use crate::store::{BoxFuture, ClaimedRow, Lease, RelayStore};
+use crate::store::{self, BoxFuture, ClaimedRow, Lease, Leases, RelayStore};
 use crate::wake::Wake;
 
 pub use close::Closed;
@@ -60,7 +62,7 @@ pub struct DispatcherBuilder {
     store: Arc<dyn RelayStore>,
     registry: Registry,
     options: Options,
-    owner: Option<String>,
+    leases: Option<Arc<Leases>>,
     interceptors: Vec<Arc<dyn AnyInterceptor>>,
     metrics: Arc<dyn Metrics>,
     jitter: Jitter,
@@ -75,7 +77,7 @@ impl Dispatcher {
             store,
             registry,
             options: Options::default(),
-            owner: None,
+            leases: None,
             interceptors: Vec::new(),
             metrics: Arc::new(NoMetrics),
             jitter: Jitter::default(),
@@ -93,6 +95,12 @@ impl Dispatcher {
         self.poller.clone()
     }
 
+    /// The hot path: a hook that leases what is written and delivers it after the commit. An [`Outbox`](crate::Outbox)
+    /// has it built in; whoever writes by other means calls it around the insert and after the end of the transaction.
+    pub fn write_hook(&self) -> Arc<dyn WriteHook> {
+        Arc::clone(&self.hot) as Arc<_>
+    }
+
     pub(crate) fn hot(&self) -> &Arc<HotPath> {
         &self.hot
     }
@@ -100,6 +108,12 @@ impl Dispatcher {
     /// Gives back, once more, the leases that nobody will use. For commits that come after the close.
     pub(crate) async fn give_back(&self) {
         self.keeper.give_back(self.hot.handback.take_all()).await;
+    }
+}
+
+impl fmt::Debug for Dispatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dispatcher").field("in_flight", &self.in_flight()).finish_non_exhaustive()
     }
 }
 
@@ -150,8 +164,8 @@ impl DispatcherBuilder {
         self
     }
 
-    pub(crate) fn owner(mut self, owner: String) -> Self {
-        self.owner = Some(owner);
+    pub(crate) fn leases(mut self, leases: Arc<Leases>) -> Self {
+        self.leases = Some(leases);
         self
     }
 
@@ -171,10 +185,12 @@ impl DispatcherBuilder {
     ///
     /// # Errors
     /// Names the option that is wrong.
-    pub fn start(self) -> Result<Dispatcher, options::Error> {
+    pub fn start(self) -> Result<Arc<Dispatcher>, options::Error> {
         self.options.check()?;
         let options = self.options;
-        let owner = self.owner.unwrap_or_else(|| options.new_owner());
+        let leases = self.leases.unwrap_or_else(|| Arc::new(Leases::new(options.new_owner())));
+        let store: Arc<dyn RelayStore> = Arc::new(store::Contained(self.store));
+        let metrics: Arc<dyn Metrics> = Arc::new(metrics::Contained(self.metrics));
         let queues = Arc::new(Queues::new(options.hot_queue, options.cold_queue));
         let in_flight = Arc::new(InFlight::new(options.in_flight_ttl));
         let keeper_wake = Wake::new();
@@ -182,29 +198,29 @@ impl DispatcherBuilder {
         let hot = Arc::new(HotPath {
             queues: Arc::clone(&queues),
             in_flight: Arc::clone(&in_flight),
-            // Rows are born once, so one lease serves for all births; claims count from 1.
-            lease: Lease::new(&owner, 0),
+            leases,
             lease_duration: options.lease,
             handback: handback.clone(),
             poller: self.poller.clone(),
-            metrics: Arc::clone(&self.metrics),
+            metrics: Arc::clone(&metrics),
             overflow: Overflow::new(),
         });
         let keeper = Arc::new(Keeper {
-            store: Arc::clone(&self.store),
+            store: Arc::clone(&store),
             in_flight: Arc::clone(&in_flight),
+            queues: Arc::clone(&queues),
             handback,
-            metrics: Arc::clone(&self.metrics),
+            metrics: Arc::clone(&metrics),
             lease_duration: options.lease,
             wake: keeper_wake,
             poller: self.poller.clone(),
         });
         let closing = CancellationToken::new();
         let settler = Settler {
-            store: Arc::clone(&self.store),
+            store: Arc::clone(&store),
             in_flight: Arc::clone(&in_flight),
             queues: Arc::clone(&queues),
-            metrics: Arc::clone(&self.metrics),
+            metrics: Arc::clone(&metrics),
             wake: self.poller.clone(),
             jitter: self.jitter.clone(),
             max_batch: options.settle_batch,
@@ -212,8 +228,9 @@ impl DispatcherBuilder {
             patience: options.lease,
             closing: closing.clone(),
         };
-        // Two batches: one being written, one being gathered.
-        let (verdicts, to_settle) = mpsc::channel(options.settle_batch * 2);
+        // One batch being written, one being gathered, and a place for every event that is with a listener.
+        let with_listeners = options.workers * self.registry.largest_batch();
+        let (outcomes, to_settle) = mpsc::channel(options.settle_batch * 2 + with_listeners);
         let worker = worker::Worker {
             queues: Arc::clone(&queues),
             in_flight: Arc::clone(&in_flight),
@@ -222,12 +239,15 @@ impl DispatcherBuilder {
             retry: options.retry_policy(),
             time_limit: options.listener_time_limit,
             lease_duration: options.lease,
-            metrics: Arc::clone(&self.metrics),
+            metrics: Arc::clone(&metrics),
             jitter: self.jitter,
-            verdicts,
+            outcomes,
         };
         let tasks = close::Tasks::new(options.shutdown_deadline, closing);
-        tasks.spawn_workers((0..options.workers).map(|_| worker.clone().run()));
+        let blocking = Arc::new(Semaphore::new(options.workers));
+        for _ in 0..options.workers {
+            tasks.spawn_worker(blocking::within(Arc::clone(&blocking), worker.clone().run()));
+        }
         // The settler ends when the last worker has gone, so nobody else may hold a sender.
         drop(worker);
         tasks.spawn_settler(settler.run(to_settle));
@@ -236,6 +256,6 @@ impl DispatcherBuilder {
             let keeper = Arc::clone(&keeper);
             async move { keeper.run(stop).await }
         });
-        Ok(Dispatcher { queues, in_flight, hot, metrics: self.metrics, poller: self.poller, keeper, tasks })
+        Ok(Arc::new(Dispatcher { queues, in_flight, hot, metrics, poller: self.poller, keeper, tasks }))
     }
 }

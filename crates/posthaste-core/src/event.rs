@@ -16,7 +16,8 @@ use serde::de::DeserializeOwned;
 use crate::time::Timestamp;
 
 pub use builder::EventBuilder;
-pub use error::Error;
+pub(crate) use error::Mismatch;
+pub use error::{DecodeError, Error};
 pub use id::EventId;
 pub use names::{AggregateType, EventType, GLOBAL};
 pub use payload::Payload;
@@ -162,9 +163,10 @@ impl Event {
     /// The payload decoded from JSON.
     ///
     /// # Errors
-    /// When the payload is bytes that are not JSON, or JSON that does not fit `T`.
-    pub fn decode<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
-        serde_json::from_slice(self.0.payload.as_bytes())
+    /// When the payload is bytes that are not JSON, or JSON that does not fit `T`. As a listener's error it makes the event
+    /// DEAD at once: the payload will not be another next time.
+    pub fn decode<T: DeserializeOwned>(&self) -> Result<T, DecodeError> {
+        serde_json::from_slice(self.0.payload.as_bytes()).map_err(DecodeError::new)
     }
 
     /// The payload as [`bytes::Bytes`] that share this event's memory.

@@ -35,10 +35,13 @@ where
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         self.started = true;
-        let future = self.future.as_mut().expect("a future is not polled after its end");
-        let output = std::task::ready!(future.as_mut().poll(context));
-        self.future = None;
-        Poll::Ready(output)
+        // Taken out meanwhile: what panics is not polled again.
+        let mut future = self.future.take().expect("a future is not polled after its end");
+        let poll = future.as_mut().poll(context);
+        if poll.is_pending() {
+            self.future = Some(future);
+        }
+        poll
     }
 }
 

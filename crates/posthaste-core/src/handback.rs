@@ -62,8 +62,13 @@ impl Handback {
     pub(crate) fn take_due(&self) -> Vec<Unused> {
         let now = Instant::now();
         let mut waiting = self.waiting();
-        let (due, later) = std::mem::take(&mut *waiting).into_iter().partition(|unused| unused.due_at <= now);
+        let (due, later): (_, Vec<Unused>) =
+            std::mem::take(&mut *waiting).into_iter().partition(|unused| unused.due_at <= now);
         *waiting = later;
+        // The keeper has forgotten what it was woken for; remind it of those that are left.
+        if let Some(next_at) = waiting.iter().map(|unused| unused.due_at).min() {
+            self.keeper.at(next_at);
+        }
         due
     }
 

@@ -52,6 +52,24 @@ pub trait WriteHook: Send + Sync + 'static {
     }
 }
 
+impl<H: WriteHook + ?Sized> WriteHook for Arc<H> {
+    fn before_write(&self, rows: &mut Vec<NewRow>) -> Result<(), HookError> {
+        (**self).before_write(rows)
+    }
+
+    fn after_commit(&self, rows: &[NewRow]) -> Result<(), HookError> {
+        (**self).after_commit(rows)
+    }
+
+    fn after_rollback(&self, rows: &[NewRow]) -> Result<(), HookError> {
+        (**self).after_rollback(rows)
+    }
+
+    fn after_unknown(&self, rows: &[NewRow]) -> Result<(), HookError> {
+        (**self).after_unknown(rows)
+    }
+}
+
 /// All hooks of an outbox, in the order in which they were added.
 #[derive(Clone, Default)]
 pub(crate) struct Hooks(Vec<Arc<dyn WriteHook>>);

@@ -105,24 +105,34 @@ impl InFlight {
 
     /// The lease under which an acquisition goes on, if it is the current one.
     pub fn lease(&self, id: &EventId, token: Token) -> Option<Lease> {
-        self.current(id, token, |entry| entry.lease.clone())
+        let entries = self.entries();
+        entries.by_id.get(id).filter(|entry| entry.token == token).map(|entry| entry.lease.clone())
     }
 
-    /// Whether an acquisition is the current one and its lease, which lasts for `duration`, certainly still stands.
-    pub fn is_leased(&self, id: &EventId, token: Token, duration: Duration) -> bool {
-        self.current(id, token, |entry| !entry.lost && entry.leased_at.elapsed() < duration).unwrap_or(false)
+    /// Lets an event go unless its lease, which lasts for `duration`, certainly still stands. Says whether it does.
+    pub fn hold(&self, id: &EventId, token: Token, duration: Duration) -> bool {
+        match self.entries().by_id.entry(id.clone()) {
+            MapEntry::Occupied(occupied) if occupied.get().token == token => {
+                let entry = occupied.get();
+                let held = !entry.lost && entry.leased_at.elapsed() < duration;
+                if !held {
+                    occupied.remove();
+                }
+                held
+            }
+            _ => false,
+        }
     }
 
-    fn current<R>(&self, id: &EventId, token: Token, read: impl FnOnce(&Entry) -> R) -> Option<R> {
-        self.entries().by_id.get(id).filter(|entry| entry.token == token).map(read)
-    }
-
-    /// The leases that were taken or renewed at least `age` ago.
-    pub fn older_than(&self, age: Duration) -> Vec<(EventId, Lease)> {
+    /// The leases to renew: taken or renewed at least `age` ago, of events not in hand for longer than the `ttl`.
+    pub fn to_renew(&self, age: Duration) -> Vec<(EventId, Lease)> {
         let now = Instant::now();
         let entries = self.entries();
-        let old = entries.by_id.iter().filter(|(_, entry)| now.duration_since(entry.leased_at) >= age);
-        old.map(|(id, entry)| (id.clone(), entry.lease.clone())).collect()
+        let due = entries.by_id.iter().filter(|(_, entry)| {
+            let forgotten = self.ttl.is_some_and(|ttl| now.duration_since(entry.acquired_at) >= ttl);
+            !forgotten && now.duration_since(entry.leased_at) >= age
+        });
+        due.map(|(id, entry)| (id.clone(), entry.lease.clone())).collect()
     }
 
     /// Notes that a lease was renewed at or after `leased_at`.

@@ -9,7 +9,7 @@ use crate::listener::{Delivery, Failure, Verdict};
 ///
 /// `before` runs in the order of registration, `after` in reverse, and `after` only where that interceptor's `before`
 /// succeeded. A failure in `before` takes the place of the listener's verdict, so it is retried by the same rules; a
-/// failure in `after` is logged and changes nothing.
+/// failure in `after` is logged and changes nothing. Each call has the time limit of the options.
 pub trait Interceptor: Send + Sync + 'static {
     /// Runs before the listener. A failure keeps the event from it.
     fn before(&self, event: &Delivery) -> impl Future<Output = Result<(), Failure>> + Send {
@@ -60,10 +60,11 @@ pub(crate) trait AnyInterceptor: Send + Sync {
 
 impl<I: Interceptor> AnyInterceptor for I {
     fn before<'a>(&'a self, event: &'a Delivery) -> Boxed<'a> {
-        Box::pin(Interceptor::before(self, event))
+        // Called inside the future, so that what panics before it returns one panics there too.
+        Box::pin(async move { Interceptor::before(self, event).await })
     }
 
     fn after<'a>(&'a self, event: &'a Delivery, verdict: &'a Verdict) -> Boxed<'a> {
-        Box::pin(Interceptor::after(self, event, verdict))
+        Box::pin(async move { Interceptor::after(self, event, verdict).await })
     }
 }

@@ -7,17 +7,23 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use crate::dispatcher::Work;
 use crate::handback::{Handback, Unused};
 use crate::inflight::InFlight;
+use crate::listener::chain;
 use crate::metrics::Metrics;
-use crate::settle::chain;
+use crate::queue::Queues;
 use crate::store::{Action, RelayStore, Settled, Settlement};
 use crate::wake::Wake;
+
+/// How often gauges are told at least.
+const GAUGES: Duration = Duration::from_secs(5);
 
 /// Renews leases while their events are in hand, and gives back those that nobody will use.
 pub(crate) struct Keeper {
     pub(crate) store: Arc<dyn RelayStore>,
     pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) queues: Arc<Queues<Work>>,
     pub(crate) handback: Handback,
     pub(crate) metrics: Arc<dyn Metrics>,
     pub(crate) lease_duration: Duration,
@@ -39,15 +45,19 @@ impl Keeper {
                 self.renew(interval).await;
                 renew_at = Instant::now() + interval / 2;
             }
+            // Also told with every settlement, but there may be none for long when listeners hang.
+            let (hot, cold) = self.queues.depths();
+            self.metrics.queue_depths(hot, cold);
+            self.metrics.in_flight(self.in_flight.len());
             tokio::select! {
-                () = self.wake.sleep_until(renew_at) => {}
+                () = self.wake.sleep_until(renew_at.min(Instant::now() + GAUGES)) => {}
                 () = stop.cancelled() => {}
             }
         }
     }
 
     async fn renew(&self, age: Duration) {
-        let leases = self.in_flight.older_than(age);
+        let leases = self.in_flight.to_renew(age);
         if leases.is_empty() {
             return;
         }

@@ -1,6 +1,7 @@
 //! What receives events: closures, structs, batches, blocking code, and several of them at once.
 
 mod adapters;
+pub(crate) mod blocking;
 mod delivery;
 mod erased;
 mod fan_out;
@@ -11,10 +12,12 @@ use std::time::Duration;
 
 use crate::retry::RetryPolicy;
 
-pub use adapters::{Batch, Blocking, Configured, batch, blocking};
+pub use adapters::{Batch, Configured, batch};
+pub use blocking::{Blocking, blocking};
 pub use delivery::{Delivery, Path};
 pub use erased::AnyListener;
 pub use fan_out::FanOut;
+pub(crate) use outcome::chain;
 pub use outcome::{Failure, FailureKind, IntoVerdict, Outcome, Verdict};
 
 /// Receives events, one at a time.

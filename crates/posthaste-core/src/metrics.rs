@@ -1,8 +1,12 @@
 //! What the outbox tells about itself.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::hook::panic_text;
 use crate::listener::Path;
+use crate::store::Counts;
 
 /// Where the outbox reports what it does. Every method has an empty body, so implement what you need.
 ///
@@ -28,6 +32,7 @@ use crate::listener::Path;
 /// | [`listener_duration`](Metrics::listener_duration) | histogram | `posthaste_listener_duration_seconds` |
 /// | [`settle_batch`](Metrics::settle_batch) | histogram | `posthaste_settle_batch_size` |
 /// | [`claim_batch`](Metrics::claim_batch) | histogram | `posthaste_claim_batch_size` |
+/// | [`rows`](Metrics::rows) | gauges | `posthaste_rows{status}` |
 #[expect(unused_variables, reason = "the empty bodies use nothing, and the names document the arguments")]
 pub trait Metrics: Send + Sync + 'static {
     /// Events entered the hot queue.
@@ -46,7 +51,7 @@ pub trait Metrics: Send + Sync + 'static {
     fn dead(&self, count: u64) {}
     /// Events were given back untried.
     fn released(&self, count: u64) {}
-    /// Outcomes were refused because the lease was lost.
+    /// Leases were lost: an outcome was refused, or an event was not started any more.
     fn lease_lost(&self, count: u64) {}
     /// A poll failed.
     fn poll_failed(&self) {}
@@ -66,6 +71,56 @@ pub trait Metrics: Send + Sync + 'static {
     fn settle_batch(&self, size: usize) {}
     /// How many rows one claim gave.
     fn claim_batch(&self, size: usize) {}
+    /// How many rows of each status are in the table. Only told with the option `count_interval`.
+    fn rows(&self, counts: Counts) {}
+}
+
+/// Passes every report on: `forward!(type, |receiver, report| …)` says how.
+macro_rules! forward {
+    ($type:ty, $through:expr) => {
+        forward! { $type, $through,
+            hot_enqueued(count: u64),
+            hot_dropped(count: u64),
+            cold_enqueued(count: u64),
+            delivered(count: u64),
+            failed(count: u64),
+            deferred(count: u64),
+            dead(count: u64),
+            released(count: u64),
+            lease_lost(count: u64),
+            poll_failed(),
+            settle_failed(),
+            queue_depths(hot: usize, cold: usize),
+            in_flight(count: usize),
+            oldest_lag(lag: Duration),
+            latency(path: Path, latency: Duration),
+            listener_duration(duration: Duration),
+            settle_batch(size: usize),
+            claim_batch(size: usize),
+            rows(counts: Counts)
+        }
+    };
+    ($type:ty, $through:expr, $($name:ident($($argument:ident: $kind:ty),*)),*) => {
+        $(fn $name(&self, $($argument: $kind),*) {
+            let through: fn(&$type, &dyn Fn(&dyn Metrics)) = $through;
+            through(self, &|metrics| metrics.$name($($argument),*));
+        })*
+    };
+}
+
+impl<M: Metrics> Metrics for Arc<M> {
+    forward!(Self, |this, report| report(&**this));
+}
+
+/// Reports to somebody whose panics must not end a task of ours.
+pub(crate) struct Contained(pub(crate) Arc<dyn Metrics>);
+
+impl Metrics for Contained {
+    forward!(Self, |this, report| {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| report(&*this.0))) {
+            tracing::error!(panic = panic_text(&*panic), "metrics panicked");
+        }
+    });
 }
 
 /// Reports to nobody.
@@ -85,6 +140,7 @@ mod facade {
 
     use super::Metrics;
     use crate::listener::Path;
+    use crate::store::{Counts, Status};
 
     /// Reports to whatever recorder is installed for the `metrics` facade.
     #[derive(Clone, Copy, Debug, Default)]
@@ -170,6 +226,12 @@ mod facade {
 
         fn claim_batch(&self, size: usize) {
             histogram!("posthaste_claim_batch_size").record(size as f64);
+        }
+
+        fn rows(&self, counts: Counts) {
+            for status in Status::ALL {
+                gauge!("posthaste_rows", "status" => status.name()).set(counts.of(status) as f64);
+            }
         }
     }
 }

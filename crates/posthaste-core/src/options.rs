@@ -62,7 +62,7 @@ pub struct Options {
     pub retry_max: Duration,
     /// At which failure an event is DEAD. Default 10.
     pub retry_attempts: u32,
-    /// How many outcomes one statement writes back, at most. Default 500: beyond that a statement does not get cheaper
+    /// How many outcomes one statement writes back, at most. Default 1000: beyond that a statement does not get cheaper
     /// per row.
     pub settle_batch: usize,
     /// How long the outcome of a hot event waits for others to share its statement. Default 5 ms. Costs no latency of
@@ -72,6 +72,10 @@ pub struct Options {
     /// How long a shutdown may take before what was not started is released. Default 5 s.
     #[serde(with = "compact::required")]
     pub shutdown_deadline: Duration,
+    /// How often the rows of each status are counted for the metrics. Default: never, since counting walks an index of all
+    /// rows.
+    #[serde(with = "compact::optional")]
+    pub count_interval: Option<Duration>,
     /// After how long an event in hand may be started again by this process. Default: never. Meant for listeners that
     /// hang without a time limit.
     #[serde(with = "compact::optional")]
@@ -93,9 +97,10 @@ impl Default for Options {
             retry_base: RetryPolicy::BASE,
             retry_max: RetryPolicy::MAX,
             retry_attempts: RetryPolicy::ATTEMPTS,
-            settle_batch: 500,
+            settle_batch: 1000,
             settle_linger: Duration::from_millis(5),
             shutdown_deadline: Duration::from_secs(5),
+            count_interval: None,
             in_flight_ttl: None,
         }
     }
@@ -120,6 +125,11 @@ impl Error {
         &self.option
     }
 }
+
+/// The most of anything that is kept in memory, and the longest time of anything. Nothing sensible is near, and sums of
+/// them do not overflow.
+const MOST: usize = 1_000_000;
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The longest owner: its leases get a number behind it and must fit their column.
 const LONGEST_OWNER: usize = 90;
@@ -172,8 +182,8 @@ impl Options {
             ("poll_batch", self.poll_batch),
             ("settle_batch", self.settle_batch),
         ] {
-            if value == 0 {
-                return Err(Error::new(option, value, "must be at least 1"));
+            if value == 0 || value > MOST {
+                return Err(Error::new(option, value, format!("must be from 1 to {MOST}")));
             }
         }
         for (option, value) in [
@@ -183,6 +193,22 @@ impl Options {
         ] {
             if value < Duration::from_millis(1) {
                 return Err(Error::new(option, format!("{value:?}"), "must be at least 1ms"));
+            }
+        }
+        for (option, value) in [
+            ("poll_interval", self.poll_interval),
+            ("poll_skip_recent", self.poll_skip_recent),
+            ("lease", self.lease),
+            ("listener_time_limit", self.listener_time_limit),
+            ("retry_base", self.retry_base),
+            ("retry_max", self.retry_max),
+            ("settle_linger", self.settle_linger),
+            ("shutdown_deadline", self.shutdown_deadline),
+            ("count_interval", self.count_interval.unwrap_or_default()),
+            ("in_flight_ttl", self.in_flight_ttl.unwrap_or_default()),
+        ] {
+            if value > LONGEST {
+                return Err(Error::new(option, format!("{value:?}"), "must not be longer than a year"));
             }
         }
         if self.retry_attempts == 0 {
@@ -257,7 +283,7 @@ mod tests {
         };
         assert_eq!(wrong("PH_WORKERS", "many"), "option PH_WORKERS is many: not a whole number");
         assert!(wrong("PH_LEASE", "5 parsecs").starts_with("option PH_LEASE is 5 parsecs: "));
-        assert!(wrong("PH_WORKER", "4").contains("unknown; the options are cold_queue, hot_queue"));
+        assert!(wrong("PH_WORKER", "4").contains("unknown; the options are cold_queue, count_interval"));
         assert!(toml::from_str::<Options>("worker = 4").is_err());
     }
 
@@ -267,7 +293,8 @@ mod tests {
         let cases = [
             (Options { workers: 0, ..sensible.clone() }, "workers"),
             (Options { hot_queue: 0, ..sensible.clone() }, "hot_queue"),
-            (Options { settle_batch: 0, ..sensible.clone() }, "settle_batch"),
+            (Options { settle_batch: usize::MAX, ..sensible.clone() }, "settle_batch"),
+            (Options { poll_interval: Duration::MAX, ..sensible.clone() }, "poll_interval"),
             (Options { lease: Duration::ZERO, ..sensible.clone() }, "lease"),
             (Options { retry_attempts: 0, ..sensible.clone() }, "retry_attempts"),
             (Options { retry_max: Duration::from_millis(1), ..sensible.clone() }, "retry_max"),

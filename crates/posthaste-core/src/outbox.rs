@@ -5,9 +5,12 @@ mod builder;
 mod receipt;
 mod transaction;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
 use crate::dispatcher::{Closed, Dispatcher};
@@ -57,6 +60,10 @@ struct Inner<S: WriteStore> {
 struct Relay {
     dispatcher: Arc<Dispatcher>,
     source: Box<dyn Source>,
+    /// How long a shutdown may take.
+    deadline: Duration,
+    /// Counts rows now and then, if asked to. Ends with the outbox.
+    _counting: JoinSet<()>,
 }
 
 /// Why events could not be written. The transaction is yours to roll back.
@@ -69,6 +76,12 @@ pub enum WriteError {
     /// The database did not take it.
     #[error("the event could not be stored")]
     Store(#[from] store::Error),
+}
+
+impl<S: WriteStore> fmt::Debug for Outbox<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox").field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
 }
 
 impl<S: WriteStore> Clone for Outbox<S> {
@@ -147,15 +160,23 @@ impl<S: WriteStore> Outbox<S> {
         tx: &mut S::Tx<'_>,
         events: impl IntoIterator<Item = E>,
     ) -> Result<Receipt, WriteError> {
-        let rows = self.0.after.prepare(collect(events)?);
-        let mut receipt = Receipt::new(Arc::clone(&self.0.after), rows);
-        match self.0.store.insert(tx, receipt.rows()).await {
+        let receipt = self.prepare(events)?;
+        match self.0.store.insert(tx, receipt.rows_of_one()).await {
             Ok(()) => Ok(receipt),
             Err(error) => {
                 receipt.never_written();
                 Err(error.into())
             }
         }
+    }
+
+    /// Prepares events for an insert by other means than this outbox's store: hooks have had their say, and places on the
+    /// hot path are reserved. Insert [`Receipt::rows`] in your transaction, then use the receipt as usual.
+    ///
+    /// # Errors
+    /// When an event is not acceptable.
+    pub fn prepare<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Receipt, event::Error> {
+        Ok(Receipt::new(Arc::clone(&self.0.after), self.0.after.prepare(collect(events)?)))
     }
 
     /// Asks the poller to look at the table now. For events that somebody else inserted.
@@ -174,11 +195,16 @@ impl<S: WriteStore> Outbox<S> {
     /// cut off. Writing still works afterwards; its events are left to others. Calling it again waits for the one end.
     pub async fn shutdown(&self) -> Closed {
         let Some(relay) = &self.0.relay else { return Closed::default() };
-        relay.source.close().await;
-        let closed = relay.dispatcher.close().await;
+        let started_at = Instant::now();
+        let deadline = started_at + relay.deadline;
+        // A claim under way is let finish, but not at the cost of everything after it.
+        let _ = timeout_at(started_at + relay.deadline / 5, relay.source.close()).await;
+        let closed = relay.dispatcher.close_by(deadline).await;
+        let last = deadline.max(Instant::now() + LAST);
+        let _ = timeout_at(last, relay.source.close()).await;
         // Commits whose callers went away run on as tasks; they are short, and let finish.
         self.0.tasks.close();
-        if tokio::time::timeout(LAST_TASKS, self.0.tasks.wait()).await.is_err() {
+        if timeout_at(last, self.0.tasks.wait()).await.is_err() {
             tracing::warn!(tasks = self.0.tasks.len(), "transactions still open at the end of the shutdown");
         }
         closed
@@ -189,13 +215,13 @@ impl<S: WriteStore> Outbox<S> {
         let Some(relay) = &self.0.relay else { return Closed::default() };
         relay.source.stop();
         let closed = relay.dispatcher.close_now().await;
-        relay.source.close().await;
+        let _ = timeout_at(Instant::now() + LAST, relay.source.close()).await;
         closed
     }
 }
 
-/// How long a shutdown waits for transactions that nobody waits for any more.
-const LAST_TASKS: Duration = Duration::from_secs(1);
+/// How long a shutdown waits, even when its deadline is over, for a claim or commit under way.
+const LAST: Duration = Duration::from_millis(200);
 
 impl<S: WriteStore> Drop for Inner<S> {
     fn drop(&mut self) {

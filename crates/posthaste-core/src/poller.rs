@@ -1,19 +1,22 @@
 //! Claims rows from the table and hands them on: the cold path.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
-use crate::metrics::{Metrics, NoMetrics};
-use crate::options::Options;
+use crate::listener::chain;
+use crate::metrics::{self, Metrics, NoMetrics};
+use crate::options::{self, Options};
 use crate::retry::{Jitter, RetryPolicy};
-use crate::settle::chain;
-use crate::store::{self, Action, BoxFuture, Claim, ClaimedRow, Lease, Malformed, RelayStore, Settlement};
+use crate::store::{
+    self, Action, BoxFuture, Claim, ClaimedRow, Lease, Leases, Malformed, RelayStore, Settled, Settlement,
+};
 use crate::wake::Wake;
 
 /// Receives claimed rows from a [`Poller`]. The [`Dispatcher`](crate::Dispatcher) is one.
@@ -58,22 +61,24 @@ pub trait Source: Send + Sync + 'static {
 ///
 /// Polls at once when it starts, again at once after a full batch, with twice the batch, and otherwise when something
 /// wakes it: a write, a retry or a delay that is due, the interval. Errors are tried again with a growing, random delay.
-/// Cheap to clone.
+/// Cheap to clone; when the last clone is dropped it stops.
 #[derive(Clone)]
-pub struct Poller(Arc<Inner>);
+pub struct Poller {
+    inner: Arc<Inner>,
+    started: Arc<AtomicBool>,
+    tasks: TaskTracker,
+    _stops: Arc<DropGuard>,
+}
 
 struct Inner {
     store: Arc<dyn RelayStore>,
     handler: Arc<dyn ClaimHandler>,
     options: Options,
-    owner: String,
+    leases: Arc<Leases>,
     metrics: Arc<dyn Metrics>,
     jitter: Jitter,
     wake: Wake,
-    next_lease: AtomicU64,
-    started: AtomicBool,
     stop: CancellationToken,
-    task: Mutex<JoinSet<()>>,
 }
 
 /// Builds a [`Poller`].
@@ -100,21 +105,18 @@ impl Poller {
         PollerBuilder(Inner {
             store,
             handler,
-            owner: options.new_owner(),
+            leases: Arc::new(Leases::new(options.new_owner())),
             options,
             metrics: Arc::new(NoMetrics),
             jitter: Jitter::default(),
             wake: Wake::new(),
-            next_lease: AtomicU64::new(1),
-            started: AtomicBool::new(false),
             stop: CancellationToken::new(),
-            task: Mutex::default(),
         })
     }
 
     /// The handle that wakes this poller.
     pub fn wake(&self) -> Wake {
-        self.0.wake.clone()
+        self.inner.wake.clone()
     }
 
     /// Polls once, for at most `limit` rows. After the close it does nothing.
@@ -122,35 +124,38 @@ impl Poller {
     /// # Errors
     /// What the database said; nothing was claimed then, or its leases run out.
     pub async fn poll(&self, limit: usize) -> Result<Polled, store::Error> {
-        self.0.poll(limit).await.map(|(polled, _)| polled)
+        self.inner.poll(limit).await.map(|(polled, _)| polled)
     }
 }
 
 impl Source for Poller {
     fn start(&self) {
-        if self.0.stop.is_cancelled() || self.0.started.swap(true, Ordering::AcqRel) {
+        if self.inner.stop.is_cancelled() || self.started.swap(true, Ordering::AcqRel) {
             return;
         }
-        let inner = Arc::clone(&self.0);
-        self.0.task.lock().unwrap_or_else(PoisonError::into_inner).spawn(async move { inner.run().await });
+        let inner = Arc::clone(&self.inner);
+        self.tasks.spawn(async move { inner.run().await });
     }
 
     fn stop(&self) {
-        self.0.stop.cancel();
+        self.inner.stop.cancel();
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.stop();
-            let mut task = std::mem::take(&mut *self.0.task.lock().unwrap_or_else(PoisonError::into_inner));
+            self.tasks.close();
             // A claim under way is let finish, so that its rows are released and not left to their leases.
-            let ended = tokio::time::timeout(self.0.options.shutdown_deadline, async {
-                while task.join_next().await.is_some() {}
-            });
-            if ended.await.is_err() {
-                task.shutdown().await;
+            if tokio::time::timeout(self.inner.options.shutdown_deadline, self.tasks.wait()).await.is_err() {
+                warn!("a poll is still under way; what it claims is released");
             }
         })
+    }
+}
+
+impl fmt::Debug for Poller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poller").field("started", &self.started).finish_non_exhaustive()
     }
 }
 
@@ -195,7 +200,7 @@ impl Inner {
             return Ok((Polled { no_room: true, ..Polled::default() }, None));
         }
         let claim = Claim {
-            lease: Lease::new(&self.owner, self.next_lease.fetch_add(1, Ordering::Relaxed)),
+            lease: self.leases.next(),
             lease_duration: self.options.lease,
             limit,
             skip_recent: self.options.poll_skip_recent,
@@ -229,7 +234,7 @@ impl Inner {
         }
         if !refused.is_empty() {
             match self.store.settle(&refused).await {
-                Ok(_) => self.metrics.released(refused.len() as u64),
+                Ok(results) => self.metrics.released(applied(&results)),
                 Err(reason) => warn!(error = %chain(&reason), rows = refused.len(),
                     "rows not released; they wait until their leases run out"),
             }
@@ -251,7 +256,7 @@ impl Inner {
             })
             .collect();
         match self.store.settle(&settlements).await {
-            Ok(_) => self.metrics.dead(settlements.len() as u64),
+            Ok(results) => self.metrics.dead(applied(&results)),
             Err(reason) => warn!(error = %chain(&reason), rows = settlements.len(),
                 "undecodable rows not settled; they are claimed again when their leases run out"),
         }
@@ -289,16 +294,20 @@ impl Inner {
     }
 }
 
+fn applied(results: &[Settled]) -> u64 {
+    results.iter().filter(|settled| **settled == Settled::Applied).count() as u64
+}
+
 impl PollerBuilder {
     /// Sets all options.
     pub fn options(mut self, options: Options) -> Self {
-        self.0.owner = options.new_owner();
+        self.0.leases = Arc::new(Leases::new(options.new_owner()));
         self.0.options = options;
         self
     }
 
-    pub(crate) fn owner(mut self, owner: String) -> Self {
-        self.0.owner = owner;
+    pub(crate) fn leases(mut self, leases: Arc<Leases>) -> Self {
+        self.0.leases = leases;
         self
     }
 
@@ -321,7 +330,14 @@ impl PollerBuilder {
     }
 
     /// Makes the poller. It polls when it is asked, or once it is started by itself.
-    pub fn build(self) -> Poller {
-        Poller(Arc::new(self.0))
+    ///
+    /// # Errors
+    /// Names the option that is wrong.
+    pub fn build(mut self) -> Result<Poller, options::Error> {
+        self.0.options.check()?;
+        self.0.store = Arc::new(store::Contained(self.0.store));
+        self.0.metrics = Arc::new(metrics::Contained(self.0.metrics));
+        let stops = Arc::new(self.0.stop.clone().drop_guard());
+        Ok(Poller { inner: Arc::new(self.0), started: Arc::default(), tasks: TaskTracker::new(), _stops: stops })
     }
 }

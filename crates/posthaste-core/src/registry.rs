@@ -105,6 +105,12 @@ impl Registry {
             .or_else(|| of_any_type.and_then(|routes| routes.get(ANY)))
     }
 
+    /// The most events that any listener takes at once.
+    pub(crate) fn largest_batch(&self) -> usize {
+        let listeners = self.routes.values().flat_map(HashMap::values);
+        listeners.map(AnyListener::max_batch).max().unwrap_or(1)
+    }
+
     /// Whether no listener is registered.
     pub fn is_empty(&self) -> bool {
         self.routes.is_empty()

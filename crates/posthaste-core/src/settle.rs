@@ -11,7 +11,7 @@ use tracing::{debug, error, warn};
 use crate::dispatcher::Work;
 use crate::event::EventId;
 use crate::inflight::{InFlight, Token};
-use crate::listener::Path;
+use crate::listener::{Path, chain};
 use crate::metrics::Metrics;
 use crate::queue::Queues;
 use crate::retry::{Jitter, RetryPolicy};
@@ -20,7 +20,7 @@ use crate::wake::Wake;
 
 /// An outcome that a worker hands over.
 #[derive(Debug)]
-pub(crate) struct Verdict {
+pub(crate) struct Settling {
     pub(crate) id: EventId,
     pub(crate) seq: Option<i64>,
     pub(crate) token: Token,
@@ -28,7 +28,7 @@ pub(crate) struct Verdict {
     pub(crate) action: Action,
 }
 
-impl Verdict {
+impl Settling {
     fn with(&self, action: Action) -> Self {
         Self { id: self.id.clone(), seq: self.seq, token: self.token, path: self.path, action }
     }
@@ -52,9 +52,9 @@ pub(crate) struct Settler {
 }
 
 impl Settler {
-    pub(crate) async fn run(self, mut verdicts: mpsc::Receiver<Verdict>) {
+    pub(crate) async fn run(self, mut outcomes: mpsc::Receiver<Settling>) {
         let mut batch = Vec::with_capacity(self.max_batch);
-        while self.gather(&mut verdicts, &mut batch).await {
+        while self.gather(&mut outcomes, &mut batch).await {
             self.write(std::mem::take(&mut batch)).await;
             self.metrics.in_flight(self.in_flight.len());
             let (hot, cold) = self.queues.depths();
@@ -63,15 +63,15 @@ impl Settler {
     }
 
     /// Waits for one outcome, then a little for more. False when there will be none.
-    async fn gather(&self, verdicts: &mut mpsc::Receiver<Verdict>, batch: &mut Vec<Verdict>) -> bool {
-        if verdicts.recv_many(batch, self.max_batch).await == 0 {
+    async fn gather(&self, outcomes: &mut mpsc::Receiver<Settling>, batch: &mut Vec<Settling>) -> bool {
+        if outcomes.recv_many(batch, self.max_batch).await == 0 {
             return false;
         }
         let deadline = Instant::now() + self.linger;
         while batch.len() < self.max_batch && self.worth_waiting(batch) {
             let room = self.max_batch - batch.len();
             tokio::select! {
-                received = verdicts.recv_many(batch, room) => if received == 0 { break },
+                received = outcomes.recv_many(batch, room) => if received == 0 { break },
                 () = tokio::time::sleep_until(deadline) => break,
                 () = self.closing.cancelled() => break,
             }
@@ -81,14 +81,14 @@ impl Settler {
 
     /// Nobody waits for the settlement of a hot event, so it lingers for company. Behind a cold one stands a backlog,
     /// which goes on the sooner the sooner it is settled; there it pays to wait only for events already in hand.
-    fn worth_waiting(&self, batch: &[Verdict]) -> bool {
+    fn worth_waiting(&self, batch: &[Settling]) -> bool {
         !self.closing.is_cancelled()
-            && (batch.iter().all(|verdict| verdict.path == Path::Hot) || self.in_flight.len() > batch.len())
+            && (batch.iter().all(|outcome| outcome.path == Path::Hot) || self.in_flight.len() > batch.len())
     }
 
     /// Writes one batch, trying again while the database is away. The listener has succeeded or failed already: what
     /// goes wrong here is not its failure.
-    async fn write(&self, batch: Vec<Verdict>) {
+    async fn write(&self, batch: Vec<Settling>) {
         let started_at = Instant::now();
         let mut failures = 0;
         let backoff = RetryPolicy::exponential(Duration::from_millis(50), Duration::from_secs(5));
@@ -128,15 +128,15 @@ impl Settler {
     }
 
     /// Writes one statement. Gives what is to be written after it, under leases that were taken anew meanwhile.
-    async fn settle(&self, batch: &[Verdict]) -> Result<Vec<Verdict>, crate::store::Error> {
+    async fn settle(&self, batch: &[Settling]) -> Result<Vec<Settling>, crate::store::Error> {
         let mut held = Vec::with_capacity(batch.len());
         let mut settlements = Vec::with_capacity(batch.len());
-        for verdict in batch {
+        for outcome in batch {
             // The lease may have been taken anew since the worker began.
-            if let Some(lease) = self.in_flight.lease(&verdict.id, verdict.token) {
-                let (id, action) = (verdict.id.clone(), verdict.action.clone());
-                settlements.push(Settlement { id, seq: verdict.seq, lease, action });
-                held.push(verdict);
+            if let Some(lease) = self.in_flight.lease(&outcome.id, outcome.token) {
+                let (id, action) = (outcome.id.clone(), outcome.action.clone());
+                settlements.push(Settlement { id, seq: outcome.seq, lease, action });
+                held.push(outcome);
             }
         }
         if settlements.is_empty() {
@@ -146,21 +146,21 @@ impl Settler {
         self.metrics.settle_batch(settlements.len());
         let mut tally = Tally::default();
         let mut adopted = Vec::new();
-        for ((verdict, settlement), settled) in held.into_iter().zip(&settlements).zip(results) {
-            let taken_anew = !self.in_flight.finish(&verdict.id, verdict.token, &settlement.lease);
+        for ((outcome, settlement), settled) in held.into_iter().zip(&settlements).zip(results) {
+            let taken_anew = !self.in_flight.finish(&outcome.id, outcome.token, &settlement.lease);
             match settled {
                 Settled::Applied => {
-                    tally.count(&verdict.action, &self.wake);
+                    tally.count(&outcome.action, &self.wake);
                     // Claimed again after the statement and before its answer; nobody is at it, so it is given back.
                     if taken_anew {
-                        adopted.push(verdict.with(Action::Release));
+                        adopted.push(outcome.with(Action::Release));
                     }
                 }
                 // Claimed again before the statement: the outcome still holds, under the new lease.
-                Settled::Lost if taken_anew => adopted.push(verdict.with(verdict.action.clone())),
+                Settled::Lost if taken_anew => adopted.push(outcome.with(outcome.action.clone())),
                 Settled::Lost => {
                     tally.lost += 1;
-                    debug!(event_id = %verdict.id, "lease lost before the settlement; the event is delivered again");
+                    debug!(event_id = %outcome.id, "lease lost before the settlement; the event is delivered again");
                 }
             }
         }
@@ -168,23 +168,11 @@ impl Settler {
         Ok(adopted)
     }
 
-    fn forget(&self, batch: &[Verdict]) {
-        for verdict in batch {
-            self.in_flight.release(&verdict.id, verdict.token);
+    fn forget(&self, batch: &[Settling]) {
+        for outcome in batch {
+            self.in_flight.release(&outcome.id, outcome.token);
         }
     }
-}
-
-/// An error and its causes in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 /// What one settlement did.

@@ -1,6 +1,7 @@
 //! What the outbox needs of a database: to write, to relay, and to look after the table.
 
 mod admin;
+mod contained;
 mod error;
 mod row;
 
@@ -9,12 +10,15 @@ use std::future::Future;
 use std::ops::DerefMut;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::event::{Event, EventId};
 use crate::time::Timestamp;
+
+pub(crate) use contained::Contained;
 
 pub use admin::{AdminStore, Counts, Cursor, Filter, Order, Page, Purge, Record, Redrive};
 pub use error::{CommitError, Error};
@@ -50,6 +54,16 @@ impl Status {
         Self::ALL.into_iter().find(|status| i64::from(status.code()) == code)
     }
 
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::New => "NEW",
+            Self::Done => "DONE",
+            Self::Retry => "RETRY",
+            Self::Dead => "DEAD",
+        }
+    }
+
     /// Whether no settlement changes it any more.
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Done | Self::Dead)
@@ -58,12 +72,7 @@ impl Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::New => "NEW",
-            Self::Done => "DONE",
-            Self::Retry => "RETRY",
-            Self::Dead => "DEAD",
-        })
+        f.pad(self.name())
     }
 }
 
@@ -74,7 +83,7 @@ impl fmt::Display for Status {
 pub struct Lease(Arc<str>);
 
 impl Lease {
-    /// The lease with that number of that owner. Numbers are never used twice by one owner.
+    /// The lease with that number of that owner. An owner uses each number once.
     pub fn new(owner: &str, number: u64) -> Self {
         Self(Arc::from(format!("{owner}/{number}")))
     }
@@ -93,6 +102,23 @@ impl Lease {
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// The leases of one owner, each with a number of its own.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    owner: String,
+    next: AtomicU64,
+}
+
+impl Leases {
+    pub(crate) fn new(owner: String) -> Self {
+        Self { owner, next: AtomicU64::new(1) }
+    }
+
+    pub(crate) fn next(&self) -> Lease {
+        Lease::new(&self.owner, self.next.fetch_add(1, Ordering::Relaxed))
     }
 }
 

@@ -18,7 +18,8 @@ impl Timestamp {
 
     /// What the clock of this machine says.
     ///
-    /// Used for `occurred_at` alone. What is available, leased or expired is decided by the database's clock.
+    /// What is available, leased or expired is decided by the database's clock, never by comparing this with it. (A store
+    /// inside the process has no other clock.)
     pub fn now() -> Self {
         Self::from(SystemTime::now())
     }

@@ -35,7 +35,8 @@ impl Wake {
         }
     }
 
-    fn at(&self, at: Instant) {
+    /// There will be something to do at that moment.
+    pub(crate) fn at(&self, at: Instant) {
         let sooner = {
             let mut due_at = self.0.due_at.lock().unwrap_or_else(PoisonError::into_inner);
             let sooner = due_at.is_none_or(|due| at < due);

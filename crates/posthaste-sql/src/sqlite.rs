@@ -17,6 +17,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryFutureExt;
 use posthaste_core::EventId;
 use posthaste_core::Timestamp;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
@@ -219,7 +220,7 @@ impl fmt::Debug for SqliteStore {
 /// Takes turns at a statement until no other process is in its way, giving the turn up between two tries.
 macro_rules! patiently {
     ($store:ident, $attempt:expr) => {
-        Box::pin(async move {
+        async move {
             let mut patience = Patience::new();
             loop {
                 let turn = $store.gate.enter().await?;
@@ -230,25 +231,25 @@ macro_rules! patiently {
                     Err(error) => patience.after(error, $store.table()).await?,
                 }
             }
-        })
+        }
     };
 }
 
 /// Each of these waits up to 30 s for transactions of other processes before it answers [`Error::Busy`].
 impl RelayStore for SqliteStore {
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
-        patiently!(self, self.try_claim(claim))
+        Box::pin(patiently!(self, self.try_claim(claim)).map_ok(claim::Leased::decode))
     }
 
     fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
-        patiently!(self, self.try_settle(settlements))
+        Box::pin(patiently!(self, self.try_settle(settlements)))
     }
 
     fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {
-        patiently!(self, self.try_renew(leases))
+        Box::pin(patiently!(self, self.try_renew(leases)))
     }
 
     fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
-        patiently!(self, self.try_release_all())
+        Box::pin(patiently!(self, self.try_release_all()))
     }
 }

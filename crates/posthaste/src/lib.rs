@@ -14,4 +14,4 @@ pub use posthaste_core::{
 #[cfg(feature = "mysql")]
 pub use posthaste_sql::{MySqlStore, MySqlTx};
 #[cfg(feature = "sqlite")]
-pub use posthaste_sql::{SqliteStore, SqliteTx};
+pub use posthaste_sql::{Scheme, SqliteStore, SqliteTx, TableName, detect};

@@ -1,12 +1,12 @@
 //! The ordered end of a dispatcher.
 
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::OnceCell;
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -15,6 +15,12 @@ use crate::store::{Action, Settled, Settlement};
 
 /// How long listeners that are cut short may take to be gone.
 const CUT: Duration = Duration::from_millis(200);
+
+/// How long the database gets for each of the last statements, even when the deadline is over.
+const DATABASE: Duration = Duration::from_millis(500);
+
+/// How long tasks get when there is a hurry, to hand over what they have just finished.
+const HURRY: Duration = Duration::from_millis(50);
 
 /// How a dispatcher ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,14 +41,15 @@ impl Closed {
 /// The tasks of a dispatcher, and the signals that end them.
 pub(super) struct Tasks {
     workers: Mutex<JoinSet<()>>,
-    settler: Mutex<Option<JoinHandle<()>>>,
+    settler: Mutex<JoinSet<()>>,
     keeper: Mutex<JoinSet<()>>,
     stop_keeper: CancellationToken,
     closing: CancellationToken,
     /// The close is to end now, even if it began with more time.
     hurry: CancellationToken,
     deadline: Duration,
-    closed: OnceCell<Closed>,
+    closer: Mutex<Option<JoinHandle<()>>>,
+    closed: watch::Sender<Option<Closed>>,
 }
 
 impl Tasks {
@@ -55,7 +62,8 @@ impl Tasks {
             closing,
             hurry: CancellationToken::new(),
             deadline,
-            closed: OnceCell::new(),
+            closer: Mutex::default(),
+            closed: watch::Sender::new(None),
         }
     }
 
@@ -63,28 +71,16 @@ impl Tasks {
         self.stop_keeper.clone()
     }
 
-    pub(super) fn spawn_workers(&self, workers: impl Iterator<Item = impl Future<Output = ()> + Send + 'static>) {
-        let mut set = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        for worker in workers {
-            set.spawn(worker);
-        }
+    pub(super) fn spawn_worker(&self, worker: impl Future<Output = ()> + Send + 'static) {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner).spawn(worker);
     }
 
     pub(super) fn spawn_settler(&self, settler: impl Future<Output = ()> + Send + 'static) {
-        *self.settler.lock().unwrap_or_else(PoisonError::into_inner) = Some(tokio::spawn(settler));
+        self.settler.lock().unwrap_or_else(PoisonError::into_inner).spawn(settler);
     }
 
     pub(super) fn spawn_keeper(&self, keeper: impl Future<Output = ()> + Send + 'static) {
         self.keeper.lock().unwrap_or_else(PoisonError::into_inner).spawn(keeper);
-    }
-}
-
-impl Drop for Tasks {
-    fn drop(&mut self) {
-        // Workers and keeper end with their sets; the settler would otherwise outlive its dispatcher.
-        if let Some(settler) = self.settler.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            settler.abort();
-        }
     }
 }
 
@@ -93,92 +89,117 @@ impl Dispatcher {
     /// cut off. Calling it again, or from several tasks at once, waits for the one end and tells the same.
     ///
     /// # Cancellation
-    /// When the future is dropped the end stops where it was; another call takes it up.
-    pub async fn close(&self) -> Closed {
-        *self.tasks.closed.get_or_init(|| self.close_within(self.tasks.deadline)).await
+    /// The end is a task of its own: it goes on when nobody waits for it.
+    pub async fn close(self: &Arc<Self>) -> Closed {
+        self.close_by(Instant::now() + self.tasks.deadline).await
     }
 
     /// Like [`close`](Self::close), but gives back at once what has not ended by itself. Cuts a close under way short.
-    pub async fn close_now(&self) -> Closed {
+    pub async fn close_now(self: &Arc<Self>) -> Closed {
         self.tasks.hurry.cancel();
-        *self.tasks.closed.get_or_init(|| self.close_within(Duration::ZERO)).await
+        self.close_by(Instant::now()).await
     }
 
-    async fn close_within(&self, deadline: Duration) -> Closed {
+    pub(crate) async fn close_by(self: &Arc<Self>, deadline: Instant) -> Closed {
+        let mut closed = self.tasks.closed.subscribe();
+        {
+            let mut closer = self.tasks.closer.lock().unwrap_or_else(PoisonError::into_inner);
+            if closer.is_none() {
+                let dispatcher = Arc::clone(self);
+                *closer = Some(tokio::spawn(async move {
+                    let closed = dispatcher.end(deadline).await;
+                    dispatcher.tasks.closed.send_replace(Some(closed));
+                }));
+            }
+        }
+        let closed = closed.wait_for(Option::is_some).await;
+        closed.ok().and_then(|closed| *closed).unwrap_or_default()
+    }
+
+    async fn end(&self, deadline: Instant) -> Closed {
         let started_at = Instant::now();
         self.tasks.closing.cancel();
         self.queues.close();
-        self.end_workers(started_at + deadline.mul_f64(0.8)).await;
-        // What is left of the deadline, and a little, is for the database.
-        let at_least = Instant::now() + Duration::from_millis(500);
-        let hurried = self.tasks.hurry.is_cancelled();
-        let end_at = if hurried { at_least } else { (started_at + deadline).max(at_least) };
-        self.end_settler(end_at).await;
-        let closed = self.release_the_rest(end_at).await;
-        self.end_keeper(end_at).await;
+        // A fifth of the time is for the database.
+        self.end_workers(started_at + (deadline - started_at).mul_f64(0.8)).await;
+        self.end_settler(deadline.max(Instant::now() + DATABASE)).await;
+        let closed = self.release_the_rest(deadline.max(Instant::now() + DATABASE)).await;
+        self.end_keeper().await;
         info!(released = closed.released, abandoned = closed.abandoned, took = ?started_at.elapsed(), "dispatcher closed");
         closed
     }
 
     /// Waits for the workers to drain the queues, and cuts short what the deadline does not leave time for.
     async fn end_workers(&self, deadline: Instant) {
-        let mut workers = std::mem::take(&mut *self.tasks.workers.lock().unwrap_or_else(PoisonError::into_inner));
-        let drained = tokio::select! {
-            biased;
-            drained = timeout_at(deadline, async { while workers.join_next().await.is_some() {} }) => drained.is_ok(),
-            () = self.tasks.hurry.cancelled() => false,
-        };
-        if !drained {
+        let mut workers = take(&self.tasks.workers);
+        if !self.ends(&mut workers, deadline).await {
             self.queues.drain();
             workers.abort_all();
             // A listener that blocks its thread cannot be cut short; it is left behind.
-            let cut = timeout_at(Instant::now() + CUT, async { while workers.join_next().await.is_some() {} }).await;
-            if cut.is_err() {
+            if timeout(CUT, join(&mut workers)).await.is_err() {
                 warn!(listeners = workers.len(), "listeners block their threads and are left behind");
             }
         }
     }
 
     /// Waits for the settler to write what it was handed; it ends by itself now that no worker is left.
-    async fn end_settler(&self, end_at: Instant) {
-        let settler = self.tasks.settler.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(mut settler) = settler else { return };
-        if timeout_at(end_at, &mut settler).await.is_err() {
-            settler.abort();
+    async fn end_settler(&self, deadline: Instant) {
+        let mut settler = take(&self.tasks.settler);
+        if !self.ends(&mut settler, deadline).await {
+            settler.shutdown().await;
+        }
+    }
+
+    /// Waits for tasks to end by themselves: until the deadline, or until there is a hurry and they had a little time.
+    async fn ends(&self, tasks: &mut JoinSet<()>, deadline: Instant) -> bool {
+        let hurried = async {
+            self.tasks.hurry.cancelled().await;
+            tokio::time::sleep(HURRY).await;
+        };
+        tokio::select! {
+            biased;
+            ended = timeout_at(deadline, join(tasks)) => ended.is_ok(),
+            () = hurried => false,
         }
     }
 
     /// Gives back every event that is still in hand: in a queue, or with a listener that was cut short.
-    async fn release_the_rest(&self, end_at: Instant) -> Closed {
+    async fn release_the_rest(&self, deadline: Instant) -> Closed {
         self.queues.drain();
         let rest = self.in_flight.drain();
         let releases: Vec<_> =
             rest.into_iter().map(|(id, lease)| Settlement::new(id, lease, Action::Release)).collect();
-        let unused = self.hot.handback.take_all();
-        let release = async {
-            self.keeper.give_back(unused).await;
-            if releases.is_empty() { Ok(Vec::new()) } else { self.keeper.store.settle(&releases).await }
-        };
-        let end_at = end_at.max(Instant::now() + Duration::from_millis(200));
-        match timeout_at(end_at, release).await {
-            Ok(Ok(results)) => {
-                let released = results.iter().filter(|settled| **settled == Settled::Applied).count();
-                self.metrics.released(released as u64);
-                Closed { released, abandoned: 0 }
-            }
-            Ok(Err(_)) | Err(_) => {
-                warn!(events = releases.len(), "events not given back; they wait until their leases run out");
-                Closed { released: 0, abandoned: releases.len() }
-            }
+        let mut closed = Closed { released: 0, abandoned: releases.len() };
+        if !releases.is_empty()
+            && let Ok(Ok(results)) = timeout_at(deadline, self.keeper.store.settle(&releases)).await
+        {
+            let released = results.iter().filter(|settled| **settled == Settled::Applied).count();
+            self.metrics.released(released as u64);
+            // What was lost belongs to somebody else by now, and is nothing that we leave behind.
+            closed = Closed { released, abandoned: 0 };
         }
+        if closed.abandoned > 0 {
+            warn!(events = closed.abandoned, "events not given back; they wait until their leases run out");
+        }
+        if timeout_at(deadline, self.keeper.give_back(self.hot.handback.take_all())).await.is_err() {
+            warn!("unused leases not given back; their events wait until they run out");
+        }
+        closed
     }
 
-    async fn end_keeper(&self, end_at: Instant) {
+    async fn end_keeper(&self) {
         self.tasks.stop_keeper.cancel();
-        let mut keeper = std::mem::take(&mut *self.tasks.keeper.lock().unwrap_or_else(PoisonError::into_inner));
-        let end_at = end_at.max(Instant::now() + Duration::from_millis(100));
-        if timeout_at(end_at, async { while keeper.join_next().await.is_some() {} }).await.is_err() {
+        let mut keeper = take(&self.tasks.keeper);
+        if timeout(CUT, join(&mut keeper)).await.is_err() {
             keeper.shutdown().await;
         }
     }
+}
+
+fn take(tasks: &Mutex<JoinSet<()>>) -> JoinSet<()> {
+    std::mem::take(&mut *tasks.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+async fn join(tasks: &mut JoinSet<()>) {
+    while tasks.join_next().await.is_some() {}
 }

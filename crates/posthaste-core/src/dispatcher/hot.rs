@@ -15,7 +15,7 @@ use crate::inflight::InFlight;
 use crate::listener::{Delivery, Path};
 use crate::metrics::Metrics;
 use crate::queue::Queues;
-use crate::store::{Lease, NewRow};
+use crate::store::{Leases, NewRow};
 use crate::time::Timestamp;
 use crate::wake::Wake;
 
@@ -27,7 +27,7 @@ use crate::wake::Wake;
 pub(crate) struct HotPath {
     pub(crate) queues: Arc<Queues<Work>>,
     pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) lease: Lease,
+    pub(crate) leases: Arc<Leases>,
     pub(crate) lease_duration: Duration,
     pub(crate) handback: Handback,
     pub(crate) poller: Wake,
@@ -53,10 +53,17 @@ impl HotPath {
 
 impl WriteHook for HotPath {
     fn before_write(&self, rows: &mut Vec<NewRow>) -> Result<(), HookError> {
+        // Leases are given here and nowhere else, or the places would not add up.
+        rows.iter_mut().for_each(|row| row.lease = None);
         let wanted = rows.iter().filter(|row| !row.event.is_delayed()).count();
         let granted = self.queues.reserve_hot(wanted);
-        for row in rows.iter_mut().filter(|row| !row.event.is_delayed()).take(granted) {
-            row.lease = Some(self.lease.clone());
+        if granted > 0 {
+            // A new one for each write: an id that was rolled back may be written again while its old lease is still
+            // being given back.
+            let lease = self.leases.next();
+            for row in rows.iter_mut().filter(|row| !row.event.is_delayed()).take(granted) {
+                row.lease = Some(lease.clone());
+            }
         }
         if granted < wanted && !self.is_closed() {
             self.metrics.hot_dropped((wanted - granted) as u64);
@@ -78,7 +85,8 @@ impl WriteHook for HotPath {
         let reserved = timely.len();
         let mut works = Vec::with_capacity(reserved);
         for row in timely {
-            if let Some(token) = self.in_flight.acquire(row.event.id(), &self.lease, row.prepared_at()) {
+            let lease = row.lease.as_ref().expect("only leased rows are taken");
+            if let Some(token) = self.in_flight.acquire(row.event.id(), lease, row.prepared_at()) {
                 let delivery = Delivery::new(row.event.clone(), 0, Path::Hot);
                 works.push(Work { delivery, seq: None, token, queued_at, lag: Duration::ZERO });
             }
@@ -89,11 +97,12 @@ impl WriteHook for HotPath {
             Ok(()) if count > 0 => self.metrics.hot_enqueued(count),
             Ok(()) => {}
             Err(refused) => {
-                for work in &refused {
-                    self.in_flight.release(work.delivery.id(), work.token);
-                }
-                let ids = refused.iter().map(|work| (work.delivery.id().clone(), self.lease.clone()));
-                self.handback.add(ids);
+                let unused = refused.iter().filter_map(|work| {
+                    let (id, lease) = (work.delivery.id(), self.in_flight.lease(work.delivery.id(), work.token)?);
+                    self.in_flight.release(id, work.token);
+                    Some((id.clone(), lease))
+                });
+                self.handback.add(unused);
             }
         }
 

@@ -1,6 +1,6 @@
 //! A worker: take, route, run, classify, settle.
 
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) struct Worker {
     pub(crate) lease_duration: Duration,
     pub(crate) metrics: Arc<dyn Metrics>,
     pub(crate) jitter: Jitter,
-    pub(crate) verdicts: mpsc::Sender<settle::Verdict>,
+    pub(crate) outcomes: mpsc::Sender<settle::Settling>,
 }
 
 /// What a worker has in hand: events for one listener. Kept between rounds, so that a round needs no new memory.
@@ -46,9 +46,6 @@ impl Worker {
     pub(crate) async fn run(self) {
         let mut hand = Hand::default();
         while let Some(work) = self.queues.take().await {
-            if self.lease_has_run_out(&work) {
-                continue;
-            }
             let listener = self.registry.listener_for(&work.delivery);
             hand.works.push(work);
             if let Some(listener) = listener {
@@ -60,16 +57,16 @@ impl Worker {
         }
     }
 
-    /// An event whose lease ran out while it was queued may be with another process by now: leave it alone.
-    fn lease_has_run_out(&self, work: &Work) -> bool {
+    /// Whether the lease of an event still stands. One whose lease ran out while it was queued may be with another
+    /// process by now, and is left alone.
+    fn holds(&self, work: &Work) -> bool {
         let id = work.delivery.id();
-        if self.in_flight.is_leased(id, work.token, self.lease_duration) {
-            return false;
+        let held = self.in_flight.hold(id, work.token, self.lease_duration);
+        if !held {
+            debug!(event_id = %id, "lease ran out in the queue; the event is left to the next claim");
+            self.metrics.lease_lost(1);
         }
-        debug!(event_id = %id, "lease ran out in the queue; the event is left to the next claim");
-        self.in_flight.release(id, work.token);
-        self.metrics.lease_lost(1);
-        true
+        held
     }
 
     /// Fills the hand with more events for the same listener, as far as it takes batches and they are next in line.
@@ -77,7 +74,6 @@ impl Worker {
         while works.len() < listener.max_batch() {
             let same = |next: &Work| self.registry.listener_for(&next.delivery).is_some_and(|other| other.is(listener));
             match self.queues.take_if(same) {
-                Some(work) if self.lease_has_run_out(&work) => {}
                 Some(work) => works.push(work),
                 None => break,
             }
@@ -88,11 +84,18 @@ impl Worker {
     async fn deliver(&self, listener: Option<&AnyListener>, hand: &mut Hand) {
         // The place for the outcomes comes first: between a verdict and its settlement there is then nothing to wait
         // for, and nothing at which an abort could lose it.
-        let Ok(mut places) = self.verdicts.reserve_many(hand.works.len()).await else {
+        let Ok(mut places) = self.outcomes.reserve_many(hand.works.len()).await else {
             error!(events = hand.works.len(), "settler is gone; the events wait until their leases run out");
-            hand.works.clear();
+            for work in hand.works.drain(..) {
+                self.in_flight.release(work.delivery.id(), work.token);
+            }
             return;
         };
+        // Only now, since there may have been a long wait for a place while the database was away.
+        hand.works.retain(|work| self.holds(work));
+        if hand.works.is_empty() {
+            return;
+        }
         for work in &hand.works {
             self.metrics.latency(work.delivery.path(), work.lag + work.queued_at.elapsed());
         }
@@ -107,7 +110,7 @@ impl Worker {
             let action = self.classify(&work.delivery, verdict, policy);
             let place = places.next().expect("a place was reserved for each event in hand");
             let (id, path) = (work.delivery.id().clone(), work.delivery.path());
-            place.send(settle::Verdict { id, seq: work.seq, token: work.token, path, action });
+            place.send(settle::Settling { id, seq: work.seq, token: work.token, path, action });
         }
     }
 
@@ -143,12 +146,9 @@ impl Worker {
     /// Runs `before` of each interceptor until one fails; says how many succeeded.
     async fn run_before(&self, event: &Delivery) -> (usize, Option<Failure>) {
         for (index, interceptor) in self.interceptors.iter().enumerate() {
-            let failure = match AssertUnwindSafe(interceptor.before(event)).catch_unwind().await {
-                Ok(Ok(())) => continue,
-                Ok(Err(failure)) => failure,
-                Err(panic) => Failure::retryable(format!("interceptor panicked: {}", panic_text(&*panic))),
-            };
-            return (index, Some(failure));
+            if let Err(failure) = self.contained("interceptor", self.time_limit, interceptor.before(event)).await {
+                return (index, Some(failure));
+            }
         }
         (self.interceptors.len(), None)
     }
@@ -156,12 +156,9 @@ impl Worker {
     /// Runs `after` of the interceptors whose `before` succeeded, the last one first.
     async fn run_after(&self, event: &Delivery, verdict: &Verdict, entered: usize) {
         for interceptor in self.interceptors[..entered].iter().rev() {
-            match AssertUnwindSafe(interceptor.after(event, verdict)).catch_unwind().await {
-                Ok(Ok(())) => {}
-                Ok(Err(failure)) => error!(event_id = %event.id(), error = %failure, "interceptor failed afterwards"),
-                Err(panic) => {
-                    error!(event_id = %event.id(), panic = panic_text(&*panic), "interceptor panicked afterwards");
-                }
+            let after = interceptor.after(event, verdict);
+            if let Err(failure) = self.contained("interceptor", self.time_limit, after).await {
+                error!(event_id = %event.id(), error = %failure, "interceptor failed afterwards");
             }
         }
     }
@@ -170,19 +167,40 @@ impl Worker {
     async fn run_listener(&self, listener: &AnyListener, events: &[Delivery]) -> Vec<Verdict> {
         let started_at = tokio::time::Instant::now();
         let limit = listener.time_limit().unwrap_or(self.time_limit);
-        let run = AssertUnwindSafe(listener.run(events)).catch_unwind();
-        let answer = tokio::time::timeout(limit, run).await;
+        let answer = self.contained("listener", limit, listener.run(events).map(Ok)).await;
         self.metrics.listener_duration(started_at.elapsed());
         let reason = match answer {
-            Ok(Ok(verdicts)) if verdicts.len() == events.len() => return verdicts,
-            Ok(Ok(verdicts)) => format!("listener gave {} verdicts for {} events", verdicts.len(), events.len()),
-            Ok(Err(panic)) => format!("listener panicked: {}", panic_text(&*panic)),
-            Err(_) => format!(
-                "listener took longer than its time limit of {limit:?}; \
-                 give it more with with_time_limit or listener_time_limit"
-            ),
+            Ok(verdicts) if verdicts.len() == events.len() => return verdicts,
+            Ok(verdicts) => format!("listener gave {} verdicts for {} events", verdicts.len(), events.len()),
+            Err(failure) => failure.text(),
         };
         events.iter().map(|_| Err(Failure::retryable(reason.clone()))).collect()
+    }
+
+    /// Runs what belongs to the user: within a time limit, and a panic of it is a failure like any other.
+    async fn contained<T>(
+        &self,
+        who: &'static str,
+        limit: Duration,
+        run: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        match tokio::time::timeout(limit, AssertUnwindSafe(run).catch_unwind()).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(panic)) => Err(Failure::retryable(format!("{who} panicked: {}", panic_text(&*panic)))),
+            Err(_) => Err(Failure::retryable(format!(
+                "{who} took longer than its time limit of {limit:?}; \
+                 give it more with with_time_limit or listener_time_limit"
+            ))),
+        }
+    }
+
+    /// The delay before the next attempt, if there is one. A policy that panics is as good as none.
+    fn next_delay(&self, policy: &RetryPolicy, attempt: u32) -> Option<Duration> {
+        let asked = catch_unwind(AssertUnwindSafe(|| policy.next_delay(attempt, &self.jitter)));
+        asked.unwrap_or_else(|panic| {
+            error!(panic = panic_text(&*panic), "retry policy panicked; using the one of the options");
+            self.retry.next_delay(attempt, &self.jitter)
+        })
     }
 
     /// What a verdict makes of the row.
@@ -197,7 +215,7 @@ impl Worker {
             Err(failure) => failure,
         };
         let retry = (failure.kind() == FailureKind::Retryable)
-            .then(|| policy.next_delay(event.attempt(), &self.jitter))
+            .then(|| self.next_delay(policy, event.attempt()))
             .flatten()
             .map(|delay| failure.delay().unwrap_or(delay));
         let error = failure.text();

@@ -11,6 +11,9 @@ use super::{
 };
 use crate::time::Timestamp;
 
+/// How long ago "now" may have been when an event is built.
+const JUST_NOW: Duration = Duration::from_secs(1);
+
 /// A hundred years: longer than any delay that is meant.
 const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -203,7 +206,11 @@ impl EventBuilder {
             Payload::Bytes(_) => OCTETS.to_owned(),
         });
         required("content_type", &content_type, limit::CONTENT_TYPE)?;
-        let occurred_at = self.occurred_at.unwrap_or_else(Timestamp::now);
+        // What is to be available now was given a moment ago; it has not happened since.
+        let occurred_at = self.occurred_at.unwrap_or_else(|| {
+            let now = Timestamp::now();
+            self.available_at.filter(|at| *at < now && now.since(*at) < JUST_NOW).unwrap_or(now)
+        });
         let availability = availability(self.available_at, self.deliver_after, occurred_at)?;
 
         Ok(Event::from_fields(Fields {

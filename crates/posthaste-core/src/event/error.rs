@@ -102,3 +102,19 @@ impl Error {
         Ok(())
     }
 }
+
+/// A payload that does not decode. A listener that fails with it, even wrapped in other errors, makes the event DEAD.
+#[derive(Debug, thiserror::Error)]
+#[error("the payload does not decode")]
+pub struct DecodeError(#[source] Mismatch);
+
+impl DecodeError {
+    pub(crate) fn new(error: serde_json::Error) -> Self {
+        Self(Mismatch(error))
+    }
+}
+
+/// What did not fit. A type of its own, so that it is recognised wherever it is in a chain of errors.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(crate) struct Mismatch(serde_json::Error);

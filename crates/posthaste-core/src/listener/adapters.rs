@@ -1,9 +1,8 @@
 //! Listeners made from other listeners and from plain functions.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::{BatchListener, Delivery, Failure, IntoVerdict, Listener, Verdict};
+use super::{BatchListener, Delivery, Listener, Verdict};
 use crate::retry::RetryPolicy;
 
 /// A listener with settings of its own. Made by [`Listener::with_time_limit`] and [`Listener::with_retry`].
@@ -90,47 +89,5 @@ impl<B> Batch<B> {
     pub fn with_retry(mut self, policy: RetryPolicy) -> Self {
         self.settings.retry = Some(policy);
         self
-    }
-}
-
-/// Makes a listener of a function that blocks, and runs it off the async threads.
-///
-/// A blocking call cannot be cancelled: when its time limit is over the event counts as failed and its worker goes on,
-/// while the call itself runs to its end.
-///
-/// ```
-/// use posthaste_core::listener::blocking;
-///
-/// let listener = blocking(|event| std::fs::write("/tmp/last-event", event.payload().as_bytes()));
-/// ```
-pub fn blocking<F, R>(function: F) -> Blocking<F>
-where
-    F: Fn(&Delivery) -> R + Send + Sync + 'static,
-    R: IntoVerdict,
-{
-    Blocking { function: Arc::new(function) }
-}
-
-/// A listener that blocks. Made by [`blocking`].
-#[derive(Debug)]
-pub struct Blocking<F> {
-    function: Arc<F>,
-}
-
-impl<F, R> Listener for Blocking<F>
-where
-    F: Fn(&Delivery) -> R + Send + Sync + 'static,
-    R: IntoVerdict,
-{
-    async fn on_event(&self, event: &Delivery) -> Verdict {
-        let function = Arc::clone(&self.function);
-        let event = event.clone();
-        match tokio::task::spawn_blocking(move || function(&event).into_verdict()).await {
-            Ok(verdict) => verdict,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => Err(Failure::retryable("the runtime shut down before the blocking listener ran")),
-            },
-        }
     }
 }

@@ -16,6 +16,7 @@ pub struct Delivery {
 
 /// How an event came to the dispatcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Path {
     /// Straight from the commit that wrote it, in memory.
     Hot,

@@ -43,7 +43,8 @@ struct Slice<B>(B);
 
 impl<B: BatchListener> Run for Slice<B> {
     fn run<'a>(&'a self, events: &'a [Delivery]) -> Boxed<'a> {
-        Box::pin(self.0.on_events(events))
+        // Called inside the future, so that what panics before it returns one panics there too.
+        Box::pin(async move { self.0.on_events(events).await })
     }
 }
 

@@ -1,11 +1,12 @@
 //! Several listeners for one event.
 
-use super::{AnyListener, Delivery, Failure, Listener, Outcome, Verdict};
+use super::{AnyListener, Delivery, Failure, FailureKind, Listener, Outcome, Verdict};
 
 /// Hands one event to several listeners, in the order in which they were added.
 ///
 /// Done when all are done. The first that is not ends the attempt with its verdict; the next attempt begins with the
-/// first listener again, so each of them must bear repetition.
+/// first listener again, so each of them must bear repetition. The time limit of each listener counts for its part, and
+/// that of the whole for all; the retry policy is that of the whole. With nobody in it, every event is unroutable.
 ///
 /// ```
 /// use posthaste_core::listener::{Delivery, FanOut};
@@ -46,8 +47,21 @@ impl FanOut {
 
 impl Listener for FanOut {
     async fn on_event(&self, event: &Delivery) -> Verdict {
+        if self.listeners.is_empty() {
+            return Err(Failure::new(FailureKind::Unroutable, "the fan-out has no listeners; add one with and"));
+        }
         for listener in &self.listeners {
-            let verdicts = listener.run(std::slice::from_ref(event)).await;
+            let run = listener.run(std::slice::from_ref(event));
+            let verdicts = match listener.time_limit() {
+                None => run.await,
+                Some(limit) => match tokio::time::timeout(limit, run).await {
+                    Ok(verdicts) => verdicts,
+                    Err(_) => {
+                        let reason = format!("a listener of the fan-out took longer than its time limit of {limit:?}");
+                        return Err(Failure::retryable(reason));
+                    }
+                },
+            };
             match <[Verdict; 1]>::try_from(verdicts) {
                 Ok([Ok(Outcome::Done)]) => {}
                 Ok([verdict]) => return verdict,

@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use crate::event::{DecodeError, Mismatch};
+
 /// What a listener answers: an [`Outcome`], or a [`Failure`] that counts as an attempt.
 pub type Verdict = Result<Outcome, Failure>;
 
@@ -21,8 +23,9 @@ pub enum Outcome {
 
 /// Why a delivery failed, and what kind of failure it was. Counts as one attempt.
 ///
-/// Every error turns into a retryable failure through `?`, as do `anyhow::Error`, `String` and `&str`. What should not
-/// be tried again says so with [`Failure::permanent`]; nothing is ever guessed from an error's text.
+/// Every error turns into a retryable failure through `?`, as do `anyhow::Error`, `String` and `&str`; only a
+/// [`DecodeError`](crate::event::DecodeError) is an undecodable one. What should not be tried again says so with
+/// [`Failure::permanent`]; nothing is ever guessed from an error's text.
 pub struct Failure {
     kind: FailureKind,
     delay: Option<Duration>,
@@ -99,24 +102,36 @@ impl Failure {
 
     /// The error and all its causes in one line, as kept in the row.
     pub fn text(&self) -> String {
-        let mut text = self.source.to_string();
-        let mut cause = self.source.source();
-        while let Some(error) = cause {
-            let error_text = error.to_string();
-            // Some errors print their cause themselves; saying it twice helps nobody.
-            if !text.ends_with(&error_text) {
-                text.push_str(": ");
-                text.push_str(&error_text);
-            }
-            cause = error.source();
-        }
-        text
+        chain(&*self.source)
     }
+}
+
+/// An error and all its causes.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
+}
+
+/// An error and all its causes in one line.
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    for cause in causes(error) {
+        let cause = cause.to_string();
+        // Some errors print their cause themselves; saying it twice helps nobody.
+        if !text.ends_with(&cause) {
+            if !text.is_empty() {
+                text.push_str(": ");
+            }
+            text.push_str(&cause);
+        }
+    }
+    text
 }
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::retryable(error)
+        let failure = Self::retryable(error);
+        let undecodable = causes(&*failure.source).any(|cause| cause.is::<DecodeError>() || cause.is::<Mismatch>());
+        Self { kind: if undecodable { FailureKind::Undecodable } else { failure.kind }, ..failure }
     }
 }
 

@@ -1,7 +1,10 @@
 //! The builder of an outbox.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
 
 use super::after::AfterWrite;
@@ -11,12 +14,13 @@ use crate::event::{AggregateType, EventType};
 use crate::hook::{Hooks, WriteHook};
 use crate::interceptor::{AnyInterceptor, Interceptor};
 use crate::listener::AnyListener;
-use crate::metrics::{Metrics, NoMetrics};
+use crate::listener::chain;
+use crate::metrics::{self, Metrics, NoMetrics};
 use crate::options::{self, Options};
 use crate::poller::{Poller, Source};
 use crate::registry::{self, Registry};
 use crate::retry::Jitter;
-use crate::store::{self, RelayStore, Store};
+use crate::store::{self, Leases, RelayStore, Store};
 
 /// How an outbox shares its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +114,12 @@ impl<S: Store> OutboxBuilder<S> {
         self
     }
 
+    /// Takes all listeners from a registry, instead of those registered before.
+    pub fn registry(mut self, registry: Registry) -> Self {
+        self.registry = Ok(registry);
+        self
+    }
+
     /// Sets all options.
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
@@ -151,25 +161,54 @@ impl<S: Store> OutboxBuilder<S> {
                 tracing::info!(released, "taken over what a predecessor had leased");
             }
         }
-        let owner = self.options.new_owner();
+        let leases = Arc::new(Leases::new(self.options.new_owner()));
         let dispatcher = Dispatcher::builder(Arc::clone(&store), registry)
             .options(self.options.clone())
-            .owner(owner.clone())
+            .leases(Arc::clone(&leases))
             .interceptors(self.interceptors)
             .metrics(Arc::clone(&self.metrics))
             .jitter(self.jitter.clone())
             .start()?;
-        let dispatcher = Arc::new(dispatcher);
         let poller = Poller::builder(store, Arc::clone(&dispatcher) as Arc<_>)
-            .options(self.options)
-            .owner(owner)
-            .metrics(self.metrics)
+            .options(self.options.clone())
+            .leases(leases)
+            .metrics(Arc::clone(&self.metrics))
             .jitter(self.jitter)
             .wake(dispatcher.poller_wake())
-            .build();
+            .build()?;
         poller.start();
         let after = Arc::new(AfterWrite::new(self.hooks, Some(Arc::clone(&dispatcher)), tasks.clone()));
-        let relay = Some(Relay { dispatcher, source: Box::new(poller) });
+        let mut counting = JoinSet::new();
+        if let Some(interval) = self.options.count_interval {
+            counting.spawn(count_rows(self.store.clone(), Arc::new(metrics::Contained(self.metrics)), interval));
+        }
+        let relay = Some(Relay {
+            dispatcher,
+            source: Box::new(poller),
+            deadline: self.options.shutdown_deadline,
+            _counting: counting,
+        });
         Ok(Outbox(Arc::new(Inner { store: self.store, after, relay, tasks })))
+    }
+}
+
+/// Reports the rows of each status, for as long as it is let.
+async fn count_rows(store: impl Store, metrics: Arc<dyn Metrics>, interval: Duration) {
+    loop {
+        match store.counts().await {
+            Ok(counts) => metrics.rows(counts),
+            Err(error) => tracing::warn!(error = %chain(&error), "rows not counted"),
+        }
+        tokio::time::sleep(interval).await;
+    }
+}
+
+impl<S> fmt::Debug for OutboxBuilder<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OutboxBuilder")
+            .field("scenario", &self.scenario)
+            .field("registry", &self.registry)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
     }
 }

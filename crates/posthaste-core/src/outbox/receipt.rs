@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::after::AfterWrite;
-use super::ids;
 use crate::event::EventId;
 use crate::hook::Ending;
 use crate::store::NewRow;
@@ -15,59 +14,84 @@ use crate::store::NewRow;
 /// hot path. Dropping the receipt is safe: the poller finds the events, if they were committed.
 #[must_use = "call dispatch after the commit to deliver at once; dropped, the events wait for the poller"]
 pub struct Receipt {
+    /// One part, unless receipts of several outboxes were joined.
+    parts: Vec<Part>,
+}
+
+struct Part {
     rows: Vec<NewRow>,
+    /// Nothing once the end was told.
     after: Option<Arc<AfterWrite>>,
 }
 
 impl Receipt {
     pub(super) fn new(after: Arc<AfterWrite>, rows: Vec<NewRow>) -> Self {
-        Self { rows, after: Some(after) }
+        Self { parts: vec![Part { rows, after: Some(after) }] }
     }
 
-    pub(super) fn rows(&self) -> &[NewRow] {
-        &self.rows
+    /// What is to be inserted, with the leases that go with it. For adapters, which insert by their own means.
+    pub fn rows(&self) -> impl Iterator<Item = &NewRow> {
+        self.parts.iter().flat_map(|part| &part.rows)
+    }
+
+    pub(super) fn rows_of_one(&self) -> &[NewRow] {
+        self.parts.first().map_or(&[], |part| &part.rows)
     }
 
     /// The ids of the events, in the order in which they were written. A hook may have taken some away.
     pub fn ids(&self) -> Vec<EventId> {
-        ids(&self.rows)
+        self.rows().map(|row| row.event.id().clone()).collect()
     }
 
     /// Joins the receipt of a later write of the same transaction, so that hooks see one transaction.
     pub fn and(mut self, mut later: Self) -> Self {
-        self.rows.append(&mut later.rows);
-        later.after = None;
+        for mut part in later.parts.drain(..) {
+            let same = |mine: &&mut Part| match (&mine.after, &part.after) {
+                (Some(mine), Some(theirs)) => Arc::ptr_eq(mine, theirs),
+                _ => false,
+            };
+            match self.parts.iter_mut().find(same) {
+                Some(mine) => {
+                    mine.rows.append(&mut part.rows);
+                    part.after = None;
+                }
+                None => self.parts.push(part),
+            }
+        }
         self
     }
 
     /// The transaction has committed: deliver now.
-    pub fn dispatch(self) {
+    pub fn dispatch(mut self) {
         self.end(Ending::Committed);
     }
 
     /// The transaction was rolled back: there is nothing to deliver.
-    pub fn rolled_back(self) {
+    pub fn rolled_back(mut self) {
         self.end(Ending::RolledBack);
     }
 
-    pub(super) fn never_written(&mut self) {
-        if let Some(after) = self.after.take() {
-            after.never_written(&self.rows);
+    /// The insert was refused: nothing of it is in the transaction, and nobody is told.
+    pub fn never_written(mut self) {
+        for part in &mut self.parts {
+            if let Some(after) = part.after.take() {
+                after.never_written(&part.rows);
+            }
         }
     }
 
-    fn end(mut self, ending: Ending) {
-        if let Some(after) = self.after.take() {
-            after.ended(ending, &self.rows);
+    fn end(&mut self, ending: Ending) {
+        for part in &mut self.parts {
+            if let Some(after) = part.after.take() {
+                after.ended(ending, &part.rows);
+            }
         }
     }
 }
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        if let Some(after) = self.after.take() {
-            after.ended(Ending::Unknown, &self.rows);
-        }
+        self.end(Ending::Unknown);
     }
 }
 

@@ -1,13 +1,13 @@
 //! A transaction begun by the outbox.
 
+use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::after::AfterWrite;
-use super::{Outbox, WriteError, collect, ids};
+use super::{Outbox, Receipt, WriteError, collect, ids};
 use crate::event::{EventId, IntoEvent};
 use crate::finish::finish;
-use crate::hook::Ending;
 use crate::store::{self, CommitError, NewRow, WriteStore};
 
 /// A transaction in which your own statements and events go together.
@@ -72,16 +72,15 @@ impl<S: WriteStore> Transaction<S> {
     /// Safe: a commit that was begun goes on to its end, and so does what follows it.
     pub async fn commit(mut self) -> Result<(), CommitError> {
         let own = self.own.take().expect("a transaction ends once");
-        let rows = std::mem::take(&mut self.written);
+        let receipt = self.take_receipt();
         let inner = Arc::clone(&self.outbox.0);
         let commit = async move {
             let committed = inner.store.commit(own).await;
-            let ending = match &committed {
-                Ok(()) => Ending::Committed,
-                Err(CommitError::NotCommitted(_)) => Ending::RolledBack,
-                Err(CommitError::Unknown(_)) => Ending::Unknown,
-            };
-            inner.after.ended(ending, &rows);
+            match &committed {
+                Ok(()) => receipt.dispatch(),
+                Err(CommitError::NotCommitted(_)) => receipt.rolled_back(),
+                Err(CommitError::Unknown(_)) => drop(receipt),
+            }
             committed
         };
         finish(&self.outbox.0.tasks, commit).await
@@ -93,22 +92,35 @@ impl<S: WriteStore> Transaction<S> {
     /// When the database did not confirm it; nothing is committed in any case.
     pub async fn rollback(mut self) -> Result<(), store::Error> {
         let own = self.own.take().expect("a transaction ends once");
-        let rows = std::mem::take(&mut self.written);
+        let receipt = self.take_receipt();
         let inner = Arc::clone(&self.outbox.0);
         let rollback = async move {
             let result = inner.store.rollback(own).await;
-            inner.after.ended(Ending::RolledBack, &rows);
+            receipt.rolled_back();
             result
         };
         finish(&self.outbox.0.tasks, rollback).await
     }
 }
 
+impl<S: WriteStore> Transaction<S> {
+    /// What was written, in an object that tells the outbox how it ended, come what may.
+    fn take_receipt(&mut self) -> Receipt {
+        Receipt::new(Arc::clone(&self.outbox.0.after), std::mem::take(&mut self.written))
+    }
+}
+
 impl<S: WriteStore> Drop for Transaction<S> {
     fn drop(&mut self) {
         if self.own.take().is_some() {
-            self.outbox.0.after.ended(Ending::RolledBack, &self.written);
+            self.take_receipt().rolled_back();
         }
+    }
+}
+
+impl<S: WriteStore> fmt::Debug for Transaction<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transaction").field("written", &self.written.len()).finish_non_exhaustive()
     }
 }
 

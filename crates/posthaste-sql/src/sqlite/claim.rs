@@ -3,41 +3,27 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
 use posthaste_core::store::{Claim, Claimed, Lease};
 use posthaste_core::{EventId, Timestamp};
-use sqlx::sqlite::SqliteConnection;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::{SqliteStore, row, settle};
 use crate::admin::limit;
 
-impl SqliteStore {
-    pub(super) async fn try_claim(&self, claim: &Claim) -> Result<Claimed, sqlx::Error> {
-        if claim.limit == 0 {
-            return Ok(Claimed::default());
-        }
-        let mut connection = self.relay().await?.acquire().await?;
-        let now = self.now();
-        let query = sqlx::query(self.sql.slots.claim.clone())
-            .bind(claim.lease.as_str())
-            .bind(now.as_micros())
-            .bind((now - claim.skip_recent).as_micros())
-            .bind((now - claim.lease_duration).as_micros())
-            .bind(limit(claim.limit));
+/// What a claim read, before anybody made sense of it.
+pub(super) struct Leased {
+    rows: Vec<SqliteRow>,
+    now: Timestamp,
+    next_in: Option<Duration>,
+}
 
-        let mut taken = Vec::new();
-        {
-            // Rows are decoded here while SQLite's thread goes on to the next.
-            let mut rows = query.fetch(&mut *connection);
-            while let Some(row) = rows.try_next().await? {
-                taken.push(row::taken(&row, now));
-            }
-        }
+impl Leased {
+    /// Makes events of the rows. Done after the turn to write is over: the next writer need not wait for it.
+    pub(super) fn decode(self) -> Claimed {
+        let mut taken: Vec<_> = self.rows.into_iter().map(|row| row::taken(&row, self.now)).collect();
         // RETURNING promises no order.
         taken.sort_unstable_by_key(|taken| (taken.available_at, taken.seq));
-
-        let full = taken.len() == claim.limit;
-        let mut claimed = Claimed::default();
+        let mut claimed = Claimed { next_in: self.next_in, ..Claimed::default() };
         claimed.rows.reserve(taken.len());
         for taken in taken {
             match taken.row {
@@ -45,11 +31,32 @@ impl SqliteStore {
                 Err(malformed) => claimed.malformed.push(malformed),
             }
         }
-        if !full {
-            // The rows are leased by now: not to know the next moment is no reason to give them up.
-            claimed.next_in = self.next_in(&mut connection, now).await.unwrap_or_default();
+        claimed
+    }
+}
+
+impl SqliteStore {
+    pub(super) async fn try_claim(&self, claim: &Claim) -> Result<Leased, sqlx::Error> {
+        let now = self.now();
+        if claim.limit == 0 {
+            return Ok(Leased { rows: Vec::new(), now, next_in: None });
         }
-        Ok(claimed)
+        let mut connection = self.relay().await?.acquire().await?;
+        // All at once: values freed here while SQLite's thread makes more of them contend for its allocator.
+        let rows = sqlx::query(self.sql.slots.claim.clone())
+            .bind(claim.lease.as_str())
+            .bind(now.as_micros())
+            .bind((now - claim.skip_recent).as_micros())
+            .bind((now - claim.lease_duration).as_micros())
+            .bind(limit(claim.limit))
+            .fetch_all(&mut *connection)
+            .await?;
+        let mut leased = Leased { rows, now, next_in: None };
+        if leased.rows.len() < claim.limit {
+            // The rows are leased by now: not to know the next moment is no reason to give them up.
+            leased.next_in = self.next_in(&mut connection, now).await.unwrap_or_default();
+        }
+        Ok(leased)
     }
 
     async fn next_in(

@@ -38,7 +38,9 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
 /// Whether a commit that failed certainly did not happen.
 pub(super) fn classify_commit(error: sqlx::Error, table: &TableName) -> CommitError {
     let unknown = match &error {
-        sqlx::Error::Database(database) => primary_code(&**database) == Some(IOERR),
+        // ERROR says that there was no transaction any more: SQLite ended it after some earlier error, and what was
+        // written since then was committed by itself.
+        sqlx::Error::Database(database) => matches!(primary_code(&**database), Some(IOERR | ERROR)),
         sqlx::Error::WorkerCrashed | sqlx::Error::Io(_) => true,
         _ => false,
     };

@@ -1,0 +1,106 @@
+//! Listeners of unusual shapes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use posthaste_core::event::DecodeError;
+use posthaste_core::listener::{FailureKind, batch, blocking};
+use posthaste_core::store::AdminStore;
+use posthaste_core::{Delivery, Event, Failure, FanOut, Listener, MemoryStore, Options, Outbox, Outcome};
+
+use crate::{until, write};
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_may_be_larger_than_a_settlement() {
+    let store = MemoryStore::new();
+    let writer = Outbox::writer_only(store.clone()).start().await.unwrap();
+    let mut tx = writer.begin().await.unwrap();
+    tx.write_all((0..500).map(|_| Event::of_json("Any", "{}"))).await.unwrap();
+    tx.commit().await.unwrap();
+
+    let largest = Arc::new(AtomicUsize::new(0));
+    let listener = {
+        let largest = Arc::clone(&largest);
+        batch(move |events: Vec<Delivery>| {
+            largest.fetch_max(events.len(), Ordering::SeqCst);
+            std::future::ready(events.iter().map(|_| Ok(Outcome::Done)).collect())
+        })
+        .with_max_batch(300)
+    };
+    let options = Options { settle_batch: 10, ..Options::default() };
+    let _outbox = Outbox::builder(store.clone()).options(options).listen_all(listener).start().await.unwrap();
+    until(&store, "all are done", |counts| counts.done == 500).await;
+    assert!(largest.load(Ordering::SeqCst) > 20, "{largest:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fan_out_to_nobody_does_not_pass_for_delivered() {
+    let store = MemoryStore::new();
+    let outbox = Outbox::builder(store.clone()).listen_all(FanOut::new()).start().await.unwrap();
+    write(&outbox, "Any").await;
+    until(&store, "it is dead", |counts| counts.dead == 1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_of_a_fan_out_keeps_its_time_limit() {
+    let store = MemoryStore::new();
+    let hangs = (|_: Delivery| std::future::pending::<()>()).with_time_limit(Duration::from_millis(5));
+    let whole = FanOut::new().and(hangs).with_retry(posthaste_core::RetryPolicy::never());
+    let outbox = Outbox::builder(store.clone()).listen_all(whole).start().await.unwrap();
+    write(&outbox, "Any").await;
+    until(&store, "it is dead", |counts| counts.dead == 1).await;
+    let record = store.list(&Default::default(), &Default::default()).await.unwrap().remove(0);
+    assert!(record.state.last_error.unwrap().contains("time limit of 5ms"));
+}
+
+#[test]
+fn a_payload_that_does_not_decode_is_known_for_what_it_is() {
+    let event = Event::of_json("Any", r#"{"total":"many"}"#).unwrap();
+    let decode = || -> Result<(), DecodeError> { event.decode::<std::collections::BTreeMap<String, u32>>().map(drop) };
+    let plain: Failure = decode().unwrap_err().into();
+    assert_eq!(plain.kind(), FailureKind::Undecodable);
+    assert!(plain.text().starts_with("the payload does not decode: invalid type: string"), "{plain}");
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("order could not be read")]
+    struct Wrapped(#[source] DecodeError);
+    let wrapped: Failure = Wrapped(decode().unwrap_err()).into();
+    assert_eq!(wrapped.kind(), FailureKind::Undecodable);
+    let through_anyhow: Failure = anyhow::Error::from(decode().unwrap_err()).into();
+    assert_eq!(through_anyhow.kind(), FailureKind::Undecodable);
+    let other: Failure = "no answer".into();
+    assert_eq!(other.kind(), FailureKind::Retryable);
+}
+
+#[tokio::test]
+async fn blocking_calls_that_hang_take_no_more_threads_than_there_are_workers() {
+    let store = MemoryStore::new();
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let listener = {
+        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+        blocking(move |_| {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            // Returns when the test lets go of its end.
+            let _ = held.lock().map(|held| held.recv());
+            running.fetch_sub(1, Ordering::SeqCst);
+        })
+        .with_time_limit(Duration::from_millis(5))
+    };
+    let options = Options {
+        workers: 2,
+        retry_base: Duration::from_millis(1),
+        retry_max: Duration::from_millis(1),
+        retry_attempts: 3,
+        ..Options::default()
+    };
+    let outbox = Outbox::builder(store.clone()).options(options).listen_all(listener).start().await.unwrap();
+    for _ in 0..5 {
+        write(&outbox, "Hangs").await;
+    }
+    until(&store, "all are dead", |counts| counts.dead == 5).await;
+    drop(hold);
+    assert_eq!(most.load(Ordering::SeqCst), 2);
+}

@@ -1,0 +1,56 @@
+//! Writing in unusual ways.
+
+use posthaste_core::memory::MemoryTx;
+use posthaste_core::store::WriteStore;
+use posthaste_core::{Delivery, Event, MemoryStore, Options, Outbox, Timestamp};
+
+use crate::until;
+
+#[test]
+fn available_now_is_not_before_it_happened() {
+    Event::builder("Any").json_text("{}").available_at(Timestamp::now()).build().unwrap();
+    let long_ago = Timestamp::from_micros(0);
+    assert!(Event::builder("Any").json_text("{}").available_at(long_ago).build().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn receipts_of_two_outboxes_each_go_their_own_way() {
+    let (first, second) = (MemoryStore::new(), MemoryStore::new());
+    let start = |store: &MemoryStore| {
+        let options = Options { hot_queue: 1, ..Options::default() };
+        Outbox::builder(store.clone()).options(options).listen_all(|_: Delivery| async {}).start()
+    };
+    let (left, right) = (start(&first).await.unwrap(), start(&second).await.unwrap());
+    for round in 1..=3 {
+        let (mut tx, mut other) = (MemoryTx::new(), MemoryTx::new());
+        let receipt = left.write(&mut tx, Event::of_json("Left", "{}")).await.unwrap();
+        let receipt = receipt.and(right.write(&mut other, Event::of_json("Right", "{}")).await.unwrap());
+        assert_eq!(receipt.ids().len(), 2);
+        // Both went hot: with one place in each queue, a place that was not given back would show.
+        assert!(receipt.rows().all(|row| row.lease.is_some()));
+        first.commit(tx).await.unwrap();
+        second.commit(other).await.unwrap();
+        receipt.dispatch();
+        until(&first, "the left is done", |counts| counts.done == round).await;
+        until(&second, "the right is done", |counts| counts.done == round).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_receipt_that_is_dropped_does_not_make_the_keeper_forget_another() {
+    let store = MemoryStore::new();
+    let outbox = Outbox::builder(store.clone()).listen_all(|_: Delivery| async {}).start().await.unwrap();
+    let mut late = MemoryTx::new();
+    drop(outbox.write(&mut late, Event::of_json("Late", "{}")).await.unwrap());
+    // The keeper looks for it in vain, with growing pauses.
+    tokio::time::sleep(std::time::Duration::from_secs(8)).await;
+    store.commit(late).await.unwrap();
+    // Another one is found at once.
+    let mut soon = MemoryTx::new();
+    let receipt = outbox.write(&mut soon, Event::of_json("Soon", "{}")).await.unwrap();
+    store.commit(soon).await.unwrap();
+    drop(receipt);
+    let dropped_at = tokio::time::Instant::now();
+    until(&store, "both are done", |counts| counts.done == 2).await;
+    assert!(dropped_at.elapsed() < std::time::Duration::from_secs(4), "{:?}", dropped_at.elapsed());
+}
