@@ -1,5 +1,6 @@
 //! What a case needs of a store besides its traits.
 
+mod mariadb;
 mod memory;
 mod postgres;
 mod sqlite;
@@ -11,6 +12,7 @@ use posthaste_core::EventId;
 use posthaste_core::store::{Error, Store, WriteStore};
 use posthaste_sql::Scheme;
 
+pub use mariadb::MariaDbFixture;
 pub use memory::MemoryFixture;
 pub use postgres::PgFixture;
 pub use sqlite::SqliteFixture;
@@ -61,6 +63,11 @@ pub trait Fixture: Sized + Send + Sync + 'static {
 pub trait Tables: Fixture {
     /// A schema that exists in every database.
     const SCHEMA: &'static str;
+
+    /// A schema that exists in the database of this fixture.
+    fn schema(&self) -> String {
+        Self::SCHEMA.to_owned()
+    }
 
     /// URLs of this kind of database, in all spellings, and what they are recognised as.
     const URLS: (&'static [&'static str], Scheme);

@@ -59,7 +59,7 @@ pub mod poll;
 pub mod nodes;
 
 pub use faulty::{Call, Fault, Faults, Faulty};
-pub use fixture::{Fixture, ForeignTx, MemoryFixture, PgFixture, SqliteFixture, Tables};
+pub use fixture::{Fixture, ForeignTx, MariaDbFixture, MemoryFixture, PgFixture, SqliteFixture, Tables};
 pub use meter::{Meter, Tally};
 pub use outboxes::{no_interval, start};
 pub use tap::{Inbox, Tap};

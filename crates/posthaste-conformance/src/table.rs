@@ -11,7 +11,7 @@ use crate::rows::{claim_ids, claim_of, counts, event_with_id, insert};
 pub async fn case_37_custom_names<F: Tables>(fixture: F) {
     let default = fixture.store();
     insert(&default, &[event_with_id("default")]).await;
-    let with_schema = format!("{}.audit_outbox", F::SCHEMA);
+    let with_schema = format!("{}.audit_outbox", fixture.schema());
     for name in ["Order_Events2", "select", with_schema.as_str()] {
         let store = F::with_table(fixture.store(), name).unwrap();
         F::migrate(&store).await.unwrap();

@@ -181,6 +181,8 @@ pub async fn case_16_delayed_events<F: Fixture>(fixture: F) {
     assert_eq!(inbox.next().await.id(), &next);
     assert_eq!(meter.tally().hot_enqueued, 1);
     assert_eq!(meter.tally().hot_dropped, 0, "they were not turned away, they did not come");
+    // Its lease must not run out before it is settled.
+    meter.until("it is settled", |tally| tally.delivered == 1).await;
     fixture.advance(LEASE).await;
     outbox.wake();
     for _ in &late {

@@ -1,7 +1,7 @@
 //! SQL stores of the Posthaste transactional outbox, on [`sqlx`].
 //!
-//! One feature per database: `sqlite` brings `SqliteStore`, `postgres` brings `PgStore`. A store is made from a pool,
-//! creates and upgrades its own table, and is handed to the outbox:
+//! One feature per database: `sqlite` brings `SqliteStore`, `postgres` brings `PgStore`, `mysql` brings `MySqlStore`. A store
+//! is made from a pool, creates and upgrades its own table, and is handed to the outbox:
 //!
 //! ```no_run
 //! # #[cfg(feature = "sqlite")]
@@ -12,12 +12,16 @@
 //! # }
 //! ```
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod admin;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod dialect;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(feature = "mysql")]
+mod finish;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod migrate;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
@@ -25,6 +29,8 @@ mod sqlite;
 mod table;
 mod url;
 
+#[cfg(feature = "mysql")]
+pub use mysql::{MySqlStore, MySqlTx};
 #[cfg(feature = "postgres")]
 pub use postgres::PgStore;
 #[cfg(feature = "sqlite")]

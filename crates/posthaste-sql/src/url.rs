@@ -31,7 +31,7 @@ impl Scheme {
         match self {
             Self::Sqlite => cfg!(feature = "sqlite"),
             Self::Postgres => cfg!(feature = "postgres"),
-            Self::MySql => false,
+            Self::MySql => cfg!(feature = "mysql"),
         }
     }
 }

@@ -11,5 +11,7 @@ pub use posthaste_core::{
     Poller, Receipt, Registry, RetryPolicy, Status, Timestamp, Transaction, Verdict, WriteError, WriteHook,
 };
 
+#[cfg(feature = "mysql")]
+pub use posthaste_sql::{MySqlStore, MySqlTx};
 #[cfg(feature = "sqlite")]
 pub use posthaste_sql::{Scheme, SqliteStore, SqliteTx, TableName, detect};

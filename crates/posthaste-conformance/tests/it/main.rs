@@ -2,6 +2,11 @@
 
 mod event;
 
+mod mariadb {
+    posthaste_conformance::store_tests!(posthaste_conformance::MariaDbFixture);
+    posthaste_conformance::table_tests!(posthaste_conformance::MariaDbFixture);
+}
+
 mod memory {
     posthaste_conformance::store_tests!(posthaste_conformance::MemoryFixture);
 }

@@ -7,6 +7,8 @@ mod admin;
 mod busy;
 mod cancel;
 mod migration;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod relay;

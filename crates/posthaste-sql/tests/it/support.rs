@@ -63,7 +63,7 @@ pub(crate) fn unleased(events: impl IntoIterator<Item = Event>) -> Vec<NewRow> {
 }
 
 /// Writes events in a transaction of the store.
-pub(crate) async fn write(store: &SqliteStore, events: impl IntoIterator<Item = Event>) {
+pub(crate) async fn write<S: WriteStore>(store: &S, events: impl IntoIterator<Item = Event>) {
     let mut tx = store.begin().await.unwrap();
     store.insert(&mut tx, &unleased(events)).await.unwrap();
     store.commit(tx).await.unwrap();
@@ -81,7 +81,7 @@ pub(crate) fn claim_of(limit: usize) -> Claim {
 }
 
 /// Claims up to that many rows and says under which lease.
-pub(crate) async fn claim(store: &SqliteStore, limit: usize) -> (Lease, Claimed) {
+pub(crate) async fn claim(store: &impl RelayStore, limit: usize) -> (Lease, Claimed) {
     let claim = claim_of(limit);
     let claimed = store.claim(&claim).await.unwrap();
     (claim.lease, claimed)

@@ -1,0 +1,233 @@
+//! The store on MySQL and MariaDB.
+
+mod admin;
+mod claim;
+mod fault;
+mod insert;
+mod many;
+mod mark;
+mod migrate;
+mod patience;
+mod row;
+mod server;
+mod settle;
+mod sql;
+mod tx;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use posthaste_core::EventId;
+use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
+use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
+use sqlx::{ConnectOptions, Connection, MySql, SqlStr, Transaction};
+use tokio::sync::OnceCell;
+use tokio_util::task::TaskTracker;
+
+use crate::dialect::Slots;
+use crate::finish::finish;
+use crate::table::TableName;
+use crate::url::detect;
+use many::Many;
+use mark::Mark;
+use patience::Patience;
+use server::Server;
+use tx::Inserts;
+
+pub use tx::MySqlTx;
+
+/// An outbox in a MySQL (8.0.17 or later) or MariaDB (10.3 or later) database. Cheap to clone; clones share the pool.
+///
+/// What is available, leased or expired is decided by the server's clock, in UTC, whatever the time zone of the session.
+///
+/// Claims and settlements run in transactions of their own, READ COMMITTED: under REPEATABLE READ, the servers' default,
+/// a claim would lock the gaps between rows, and hold up everybody who inserts. A server that writes its log by
+/// statement (`binlog_format = STATEMENT`) refuses that; the defaults, ROW and MIXED, are fine.
+///
+/// # Cancellation
+/// Whatever the store sends it also waits for: what a dropped future had begun is ended by a task, so that no connection
+/// returns to the pool in the middle of a transaction or of a conversation. The insert is the exception, because its
+/// connection is yours: drop or roll back the transaction in which it was cut off.
+#[derive(Clone)]
+pub struct MySqlStore {
+    pool: MySqlPool,
+    /// What there is to know of the server, once it was asked.
+    server: Arc<OnceCell<Server>>,
+    skip_locked: Option<bool>,
+    /// What goes on although nobody waits for it any more.
+    tasks: TaskTracker,
+    inserts: Inserts,
+    sql: Arc<Statements>,
+}
+
+/// Everything that belongs to one table.
+struct Statements {
+    slots: Slots<SqlStr>,
+    insert: Many,
+    taken: Many,
+    claim_skipping: SqlStr,
+    lease_claimed: Many,
+    settle_done_by_seq: Many,
+    settle_done: Many,
+    settle_other: Many,
+    held: Many,
+    renew: Many,
+    probe: SqlStr,
+    table: TableName,
+    mark: Mark,
+}
+
+impl Statements {
+    fn new(table: TableName) -> Self {
+        let slots = &sql::DIALECT.slots;
+        let many = |template, row| Many::new(template, row, ", ", &table);
+        Self {
+            insert: many(slots.insert, sql::INSERT_ROW),
+            taken: many(slots.taken, sql::VALUE),
+            claim_skipping: sql::DIALECT.statement(&(slots.claim.to_owned() + sql::SKIP_LOCKED), &table),
+            lease_claimed: many(sql::LEASE_CLAIMED, sql::VALUE),
+            settle_done_by_seq: many(slots.settle_done_by_seq, sql::VALUE),
+            settle_done: many(slots.settle_done, sql::LEASE),
+            settle_other: Many::new(slots.settle_other, sql::CHANGE, " UNION ALL ", &table),
+            held: many(slots.held, sql::LEASE),
+            renew: many(slots.renew, sql::LEASE),
+            probe: sql::DIALECT.statement(sql::PROBE, &table),
+            slots: sql::DIALECT.statements(&table),
+            table,
+            mark: Mark::default(),
+        }
+    }
+}
+
+impl MySqlStore {
+    /// A store in the table `outbox_event` of the database that the connections of this pool of yours are in.
+    ///
+    /// Keep sqlx's defaults for the character set (`utf8mb4`). A pool of one connection will do.
+    pub fn new(pool: MySqlPool) -> Self {
+        Self {
+            pool,
+            server: Arc::default(),
+            skip_locked: None,
+            tasks: TaskTracker::new(),
+            inserts: Inserts::default(),
+            sql: Arc::new(Statements::new(TableName::default())),
+        }
+    }
+
+    /// A store at a `mysql:` or `mariadb:` URL, with a pool of sqlx's defaults: ten connections.
+    ///
+    /// # Errors
+    /// When the URL is not one of MySQL, or the server cannot be reached or does not let us in.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        detect(url)?;
+        let rest = url.split_once(':').map_or("", |(_, rest)| rest);
+        // The URL may hold a password, so it is not shown.
+        let options = MySqlConnectOptions::from_str(&format!("mysql:{rest}")).map_err(|error| Error::Config {
+            field: "url",
+            value: "mysql:…".to_owned(),
+            reason: error.to_string(),
+        })?;
+        // A pool goes on knocking at a closed door for half a minute; the first connection is to say at once.
+        let first = async { options.connect().await?.close().await };
+        first.await.map_err(|error| fault::classify(error, &TableName::default()))?;
+        Ok(Self::new(MySqlPoolOptions::new().connect_lazy_with(options)))
+    }
+
+    /// The same store with another table, `table` or `database.table`.
+    ///
+    /// # Errors
+    /// [`Error::Config`], saying what is allowed, for names that are not plain identifiers.
+    pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
+        self.sql = Arc::new(Statements::new(TableName::parse(table)?));
+        Ok(self)
+    }
+
+    /// The same store, told whether the server can skip rows that are locked (`SKIP LOCKED`).
+    ///
+    /// By default it is taken from the version: MariaDB can from 10.6 on, MySQL from 8.0 on. Say no for a relative that
+    /// gives itself such a version and cannot. Claims then wait for each other, which is slower and as correct.
+    pub fn with_skip_locked(mut self, skip_locked: bool) -> Self {
+        self.skip_locked = Some(skip_locked);
+        self
+    }
+
+    /// Closes all connections, after what is under way.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &MySqlPool {
+        &self.pool
+    }
+
+    /// The table.
+    pub fn table(&self) -> &TableName {
+        &self.sql.table
+    }
+
+    /// Begins a transaction that locks rows only, and no gaps between them.
+    async fn begin_relay(&self) -> Result<Transaction<'static, MySql>, sqlx::Error> {
+        self.pool.begin_with(sql::BEGIN).await
+    }
+
+    fn fault(&self, error: sqlx::Error) -> Error {
+        fault::classify(error, &self.sql.table)
+    }
+}
+
+impl fmt::Debug for MySqlStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MySqlStore").field("table", &self.sql.table).finish_non_exhaustive()
+    }
+}
+
+/// Tries until no other transaction is in the way, and to the end even if nobody waits for it any more. `$store` is an
+/// owned clone in `$attempt`, and so must be everything else that it uses.
+macro_rules! patiently {
+    ($self:ident, |$store:ident| $attempt:expr) => {{
+        let $store = $self.clone();
+        let attempts = async move {
+            let mut patience = Patience::new();
+            loop {
+                match $attempt.await {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => patience.after(error, $store.table()).await?,
+                }
+            }
+        };
+        Box::pin(finish(&$self.tasks, attempts))
+    }};
+}
+use patiently;
+
+/// Each of these is tried again a bounded number of times when it loses a deadlock or waits for a lock too long, before
+/// it answers [`Error::Busy`].
+impl RelayStore for MySqlStore {
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
+        let claim = claim.clone();
+        // Dropped together with what the caller has, so that rows are not leased to nobody.
+        let caller = Arc::new(());
+        let waiting = Arc::downgrade(&caller);
+        let claiming = patiently!(self, |store| store.try_claim(&claim, &waiting));
+        Box::pin(async move {
+            let _caller = caller;
+            claiming.await
+        })
+    }
+
+    fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
+        let settlements = settlements.to_vec();
+        patiently!(self, |store| store.try_settle(&settlements))
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {
+        let leases = leases.to_vec();
+        patiently!(self, |store| store.try_renew(&leases))
+    }
+
+    fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        patiently!(self, |store| store.try_release_all())
+    }
+}

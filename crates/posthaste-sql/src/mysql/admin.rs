@@ -1,0 +1,153 @@
+//! What an operator asks.
+
+use posthaste_core::EventId;
+use posthaste_core::store::{
+    AdminStore, BoxFuture, Counts, Cursor, Error, Filter, Order, Page, Purge, Record, Redrive, Status,
+};
+use sqlx::{MySql, QueryBuilder};
+
+use super::insert::length;
+use super::many::MOST;
+use super::patience::Patience;
+use super::sql::DIALECT;
+use super::{MySqlStore, patiently, row};
+use crate::admin::{limit, push_filter};
+use crate::finish::finish;
+
+impl AdminStore for MySqlStore {
+    fn counts(&self) -> BoxFuture<'_, Result<Counts, Error>> {
+        patiently!(self, |store| store.try_counts())
+    }
+
+    fn find<'a>(&'a self, id: &'a EventId) -> BoxFuture<'a, Result<Option<Record>, Error>> {
+        let id = id.clone();
+        patiently!(self, |store| store.try_find(&id))
+    }
+
+    fn list<'a>(&'a self, filter: &'a Filter, page: &'a Page) -> BoxFuture<'a, Result<Vec<Record>, Error>> {
+        let (filter, page) = (filter.clone(), *page);
+        patiently!(self, |store| store.try_list(&filter, &page))
+    }
+
+    fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        let redrive = redrive.clone();
+        patiently!(self, |store| store.try_redrive(&redrive))
+    }
+
+    fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
+        let purge = purge.clone();
+        patiently!(self, |store| store.try_purge(&purge))
+    }
+}
+
+impl MySqlStore {
+    async fn try_counts(&self) -> Result<Counts, sqlx::Error> {
+        let query = sqlx::query_as::<_, (i64, i64)>(self.sql.slots.counts.clone());
+        let mut counts = Counts::default();
+        for (code, count) in query.fetch_all(&self.pool).await? {
+            if let Some(status) = Status::from_code(code) {
+                *counts.of_mut(status) = u64::try_from(count).unwrap_or(0);
+            }
+        }
+        Ok(counts)
+    }
+
+    async fn try_find(&self, id: &EventId) -> Result<Option<Record>, sqlx::Error> {
+        let mut query = QueryBuilder::<MySql>::new(self.sql.slots.records.as_str());
+        query.push(" AND event_id = ").push_bind(id.as_str());
+        Ok(query.build().fetch_optional(&self.pool).await?.as_ref().map(row::record))
+    }
+
+    async fn try_list(&self, filter: &Filter, page: &Page) -> Result<Vec<Record>, sqlx::Error> {
+        let rows = self.list_query(filter, page).build().fetch_all(&self.pool).await?;
+        Ok(rows.iter().map(row::record).collect())
+    }
+
+    fn list_query(&self, filter: &Filter, page: &Page) -> QueryBuilder<MySql> {
+        let mut query = QueryBuilder::new(self.sql.slots.records.as_str());
+        push_statuses(&mut query, &filter.statuses);
+        push_filter(&mut query, &DIALECT, filter, false);
+        let (beyond, direction) = match page.order {
+            Order::OldestFirst => (" AND seq > ", "ASC"),
+            Order::NewestFirst => (" AND seq < ", "DESC"),
+        };
+        if let Some(Cursor(seq)) = page.after {
+            query.push(beyond).push_bind(seq);
+        }
+        query.push(format_args!(" ORDER BY seq {direction} LIMIT ")).push_bind(limit(page.limit));
+        query
+    }
+
+    async fn try_redrive(&self, redrive: &Redrive) -> Result<u64, sqlx::Error> {
+        let mut tx = self.begin_relay().await?;
+        let mut redriven = 0;
+        let parts = match &redrive.ids {
+            Some(ids) => ids.chunks(MOST).map(Some).collect(),
+            None => vec![None],
+        };
+        for ids in parts {
+            let left = limit(redrive.chunk).saturating_sub_unsigned(redriven);
+            redriven += self.redrive_query(&redrive.filter, ids, left).build().execute(&mut *tx).await?.rows_affected();
+        }
+        tx.commit().await?;
+        Ok(redriven)
+    }
+
+    fn redrive_query(&self, filter: &Filter, ids: Option<&[EventId]>, limit: i64) -> QueryBuilder<MySql> {
+        let mut query = QueryBuilder::new(self.sql.slots.redrive.as_str());
+        if let Some(ids) = ids {
+            query.push(" AND event_id IN (");
+            let mut list = query.separated(", ");
+            for id in ids {
+                list.push_bind(id.to_string());
+            }
+            query.push(")");
+        }
+        push_filter(&mut query, &DIALECT, filter, false);
+        query.push(" ORDER BY seq LIMIT ").push_bind(limit);
+        query
+    }
+
+    async fn try_purge(&self, purge: &Purge) -> Result<u64, sqlx::Error> {
+        let mut conditions = Vec::new();
+        for (status, kept) in [(Status::Done, purge.done_after), (Status::Dead, purge.dead_after)] {
+            let Some(kept) = kept else { continue };
+            conditions.push((format!("stage = {} AND stage_at", status.code()), kept, "stage_at"));
+        }
+        if let Some(kept) = purge.any_after {
+            // Walks the table from its oldest row on: an index for this would cost every insert.
+            conditions.push(("created_at".to_owned(), kept, "seq"));
+        }
+        let mut purged = 0;
+        for (condition, kept, order) in conditions {
+            let left = limit(purge.chunk).saturating_sub_unsigned(purged);
+            let mut query = QueryBuilder::<MySql>::new(self.sql.slots.purge.as_str());
+            query.push(condition).push(" <= TIMESTAMPADD(MICROSECOND, -").push_bind(length(kept));
+            query.push(format_args!(", UTC_TIMESTAMP(6)) ORDER BY {order} LIMIT ")).push_bind(left);
+            let mut tx = self.begin_relay().await?;
+            purged += query.build().execute(&mut *tx).await?.rows_affected();
+            tx.commit().await?;
+        }
+        Ok(purged)
+    }
+}
+
+/// Appends the condition on the status, together with that on the stage, by which the index is sorted.
+fn push_statuses(query: &mut QueryBuilder<MySql>, statuses: &[Status]) {
+    if statuses.is_empty() {
+        return;
+    }
+    let stage = |status: &Status| if status.is_final() { status.code() } else { 0 };
+    let statuses_and_stages = [
+        (" AND status IN (", statuses.iter().map(|status| status.code()).collect::<Vec<_>>()),
+        (" AND stage IN (", statuses.iter().map(stage).collect()),
+    ];
+    for (condition, codes) in statuses_and_stages {
+        query.push(condition);
+        let mut list = query.separated(", ");
+        for code in codes {
+            list.push(code);
+        }
+        query.push(")");
+    }
+}

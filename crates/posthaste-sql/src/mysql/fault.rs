@@ -1,0 +1,119 @@
+//! What an error of the server or of sqlx means to the outbox.
+
+use posthaste_core::store::{CommitError, Error};
+use sqlx::error::DatabaseError;
+use sqlx::mysql::MySqlDatabaseError;
+
+use crate::table::TableName;
+
+/// What an error of the server is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Busy,
+    Unavailable,
+    /// With what to do about it.
+    Schema(&'static str),
+    Refused,
+}
+
+const MIGRATE: &str = "run the migrations first";
+
+/// The kind of an error by its number, https://mariadb.com/kb/en/mariadb-error-code-reference/
+fn kind_of(number: u16) -> Kind {
+    match number {
+        // Deadlock, waited too long for a lock, changed since it was read, the table was altered meanwhile, would have
+        // to wait for a lock, cut off by a time limit or by KILL QUERY.
+        1213 | 1205 | 1020 | 1412 | 3572 | 1317 | 1969 | 3024 => Kind::Busy,
+        // Too many connections, of all or of this user.
+        1040 | 1203 | 1226 => Kind::Unavailable,
+        // Shutting down, connection killed, network errors, a node that is not part of its cluster.
+        1053 | 1077..=1080 | 1152 | 1158..=1161 | 1184 | 1927 | 1047 => Kind::Unavailable,
+        // Read-only: this is not, or no longer, the server to write to.
+        1290 | 1792 | 1836 => Kind::Unavailable,
+        // No space left, or the storage engine failed.
+        1021 | 1114 | 1030 => Kind::Unavailable,
+        // No such table, column or index.
+        1146 | 1054 | 1176 => Kind::Schema(MIGRATE),
+        1046 => Kind::Schema("name the database in the URL, or in the name of the table"),
+        1049 => Kind::Schema("create the database first"),
+        _ => Kind::Refused,
+    }
+}
+
+/// The kind of an error.
+pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
+    match &error {
+        sqlx::Error::Database(database) => match kind_of(number(&**database)) {
+            Kind::Busy => Error::Busy(Box::new(error)),
+            Kind::Unavailable => Error::Unavailable(Box::new(error)),
+            Kind::Schema(advice) => {
+                Error::Schema { table: table.to_string(), reason: format!("{}; {advice}", database.message()) }
+            }
+            Kind::Refused => Error::Refused(Box::new(error)),
+        },
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => Error::Unavailable(Box::new(error)),
+        _ => Error::Refused(Box::new(error)),
+    }
+}
+
+/// Whether a commit that failed certainly did not happen.
+pub(super) fn classify_commit(error: sqlx::Error, table: &TableName) -> CommitError {
+    let undone = error.as_database_error().is_some_and(|database| undone(number(database)));
+    let error = classify(error, table);
+    if undone { CommitError::NotCommitted(error) } else { CommitError::Unknown(error) }
+}
+
+/// Whether the server rolled back, or refused to begin with: lost a conflict (as a cluster decides in the commit), or is
+/// read-only. Whatever else it says may have come after the commit had reached the log.
+fn undone(number: u16) -> bool {
+    matches!(number, 1213 | 1205 | 1290 | 1792 | 1836)
+}
+
+/// Whether an id was taken. Nothing else in the table is unique.
+pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(DatabaseError::is_unique_violation)
+}
+
+/// Whether a table, a column or an index is missing.
+pub(super) fn is_missing(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|database| kind_of(number(database)) == Kind::Schema(MIGRATE))
+}
+
+fn number(error: &dyn DatabaseError) -> u16 {
+    error.try_downcast_ref::<MySqlDatabaseError>().map_or(0, MySqlDatabaseError::number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_has_its_kind() {
+        for number in [1213, 1205, 1317] {
+            assert_eq!(kind_of(number), Kind::Busy, "{number}");
+        }
+        for number in [1040, 1053, 1290, 1836, 1114] {
+            assert_eq!(kind_of(number), Kind::Unavailable, "{number}");
+        }
+        for number in [1146, 1054, 1176, 1046, 1049] {
+            assert!(matches!(kind_of(number), Kind::Schema(_)), "{number}");
+        }
+        for number in [0, 1062, 1064, 1142, 1665] {
+            assert_eq!(kind_of(number), Kind::Refused, "{number}");
+        }
+    }
+
+    #[test]
+    fn a_lost_connection_is_worth_another_try_and_leaves_a_commit_open() {
+        let table = TableName::default();
+        let lost = || sqlx::Error::Io(std::io::ErrorKind::UnexpectedEof.into());
+        assert!(matches!(classify(lost(), &table), Error::Unavailable(_)));
+        assert!(matches!(classify_commit(lost(), &table), CommitError::Unknown(Error::Unavailable(_))));
+        assert!(undone(1213) && !undone(1053) && !undone(1180));
+    }
+}

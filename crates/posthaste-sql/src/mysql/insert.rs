@@ -1,0 +1,160 @@
+//! Inserting rows.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use posthaste_core::event::{Availability, Payload};
+use posthaste_core::store::{Error, Lease, NewRow};
+use posthaste_core::{EventId, Timestamp};
+use sqlx::Executor;
+use sqlx::mysql::{MySql, MySqlArguments, MySqlConnection};
+use sqlx::query::{Query, QueryScalar};
+
+use super::many::MOST;
+use super::{MySqlStore, fault};
+
+/// Bytes of an insert that every server takes. Only beyond them is it asked how many it takes; the smallest default is
+/// 16 MB.
+const SURELY_ACCEPTED: usize = 512 * 1024;
+
+/// Bytes of a row besides what varies much: all the short texts at their longest would be some 3000.
+const ROW_BYTES: usize = 1024;
+
+impl MySqlStore {
+    pub(super) async fn insert_rows(&self, connection: &mut MySqlConnection, rows: &[NewRow]) -> Result<(), Error> {
+        let inserted = match self.cut(connection, rows).await.map_err(|error| self.fault(error))?.as_slice() {
+            [] => return Ok(()),
+            [only] => self.insert_cut(connection, only).await,
+            cuts => self.insert_cuts(connection, cuts).await,
+        };
+        match inserted {
+            Err(error) if fault::is_duplicate(&error) => Err(self.duplicate(connection, rows).await),
+            inserted => inserted.map_err(|error| self.fault(error)),
+        }
+    }
+
+    /// The rows, cut to what goes into one statement each.
+    async fn cut<'a>(
+        &self,
+        connection: &mut MySqlConnection,
+        mut rows: &'a [NewRow],
+    ) -> Result<Vec<&'a [NewRow]>, sqlx::Error> {
+        let most = if rows.iter().map(bytes).sum::<usize>() > SURELY_ACCEPTED {
+            // Half of it, because the estimate is rough.
+            self.server(connection).await?.max_allowed_packet / 2
+        } else {
+            SURELY_ACCEPTED
+        };
+        let mut cuts = Vec::new();
+        while !rows.is_empty() {
+            let mut sums = rows.iter().scan(0, |sum, row| {
+                *sum += bytes(row);
+                Some(*sum)
+            });
+            let fitting = sums.position(|sum| sum > most).unwrap_or(rows.len());
+            let (cut, rest) = rows.split_at(self.sql.insert.at_most(fitting).1);
+            cuts.push(cut);
+            rows = rest;
+        }
+        Ok(cuts)
+    }
+
+    async fn insert_cut(&self, connection: &mut MySqlConnection, rows: &[NewRow]) -> Result<(), sqlx::Error> {
+        let (sql, _) = self.sql.insert.at_most(rows.len());
+        rows.iter().fold(sqlx::query(sql), bind).execute(connection).await?;
+        Ok(())
+    }
+
+    /// Several statements: a savepoint makes them all or none within a transaction that may go on after an error.
+    ///
+    /// It is set by hand: dropped at the wrong moment, a savepoint of sqlx rolls back the transaction around it.
+    async fn insert_cuts(&self, connection: &mut MySqlConnection, cuts: &[&[NewRow]]) -> Result<(), sqlx::Error> {
+        connection.execute("SAVEPOINT posthaste_insert").await?;
+        for cut in cuts {
+            if let Err(error) = self.insert_cut(connection, cut).await {
+                // A lost deadlock has rolled back the whole transaction, and the savepoint with it.
+                if fault::is_duplicate(&error) {
+                    connection.execute("ROLLBACK TO SAVEPOINT posthaste_insert").await?;
+                }
+                return Err(error);
+            }
+        }
+        connection.execute("RELEASE SAVEPOINT posthaste_insert").await?;
+        Ok(())
+    }
+
+    /// The error for a taken id, with the id, which the server tells in words alone.
+    async fn duplicate(&self, connection: &mut MySqlConnection, rows: &[NewRow]) -> Error {
+        let mut ids = HashSet::new();
+        if let Some(twice) = rows.iter().map(|row| row.event.id()).find(|id| !ids.insert(*id)) {
+            return Error::DuplicateId { id: twice.clone() };
+        }
+        for rows in rows.chunks(MOST) {
+            let (sql, size) = self.sql.taken.at_least(rows.len());
+            let ids = rows.iter().map(|row| row.event.id().as_str()).map(Some).chain(std::iter::repeat(None));
+            let taken = ids.take(size).fold(sqlx::query_scalar::<_, String>(sql), QueryScalar::bind);
+            match taken.fetch_optional(&mut *connection).await {
+                Ok(Some(id)) => return Error::DuplicateId { id: EventId::from_row(id) },
+                Ok(None) => {}
+                Err(error) => return self.fault(error),
+            }
+        }
+        // Whoever had it has deleted it meanwhile.
+        Error::DuplicateId { id: rows[0].event.id().clone() }
+    }
+}
+
+/// About how many bytes a row adds to a statement.
+fn bytes(row: &NewRow) -> usize {
+    let headers: usize = row.event.headers().iter().map(|(name, value)| name.len() + value.len() + 8).sum();
+    row.event.payload().len() + headers + ROW_BYTES
+}
+
+type Insert<'q> = Query<'q, MySql, MySqlArguments>;
+
+/// Binds the values of a row, in the order of the columns in the insert.
+fn bind<'q>(query: Insert<'q>, row: &'q NewRow) -> Insert<'q> {
+    let event = &row.event;
+    let headers = (!event.headers().is_empty())
+        .then(|| serde_json::to_string(event.headers()).expect("a map of strings is JSON"));
+    let bytes = match event.payload() {
+        Payload::Bytes(bytes) => Some(&**bytes),
+        _ => None,
+    };
+    let (available, since_1970) = match event.availability() {
+        Availability::Now => (0, false),
+        Availability::At(at) => (moment(at), true),
+        Availability::After(delay) => (length(delay), false),
+    };
+    query
+        .bind(event.id().as_str())
+        .bind(event.event_type())
+        .bind(event.aggregate_type())
+        .bind(event.aggregate_id())
+        .bind(event.tenant_id())
+        .bind(event.topic())
+        .bind(event.content_type())
+        .bind(event.payload().as_json())
+        .bind(bytes)
+        .bind(headers)
+        .bind(moment(event.occurred_at()))
+        .bind(available)
+        .bind(since_1970)
+        .bind(row.lease.as_ref().map(Lease::as_str))
+        .bind(row.lease.is_some())
+}
+
+/// The first moment of the year 1 and the last of 9999, between which the servers can calculate.
+const FIRST: i64 = -62_135_596_800_000_000;
+const LAST: i64 = 253_402_300_799_999_999;
+
+/// Microseconds after 1970, within what the servers can express.
+pub(super) fn moment(at: Timestamp) -> i64 {
+    at.as_micros().clamp(FIRST, LAST)
+}
+
+/// Microseconds from now on or until now: at most a thousand years, so that the servers can express the moment.
+pub(super) fn length(length: Duration) -> i64 {
+    const LONGEST: i64 = 1000 * 366 * 86_400 * 1_000_000;
+    i64::try_from(length.as_micros()).map_or(LONGEST, |micros| micros.min(LONGEST))
+}

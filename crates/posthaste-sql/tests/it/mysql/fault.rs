@@ -1,0 +1,143 @@
+//! Errors and their kinds.
+
+use posthaste_core::store::{Action, AdminStore, Error, RelayStore, Settled, WriteStore};
+use posthaste_sql::MySqlStore;
+
+use super::{Database, execute, pool, until_waiting};
+use crate::support::{claim, claim_of, event, settle_all, unleased, write};
+
+#[tokio::test]
+async fn errors_have_kinds() {
+    let database = Database::new().await;
+    let store = database.empty().await;
+    let error = store.claim(&claim_of(1)).await.unwrap_err();
+    assert!(matches!(&error, Error::Schema { table, .. } if table == "outbox_event"), "{error:?}");
+    assert!(error.to_string().contains("run the migrations first"), "{error}");
+
+    store.migrate().await.unwrap();
+    execute(&store, "ALTER TABLE outbox_event DROP COLUMN topic").await;
+    for error in [
+        store.claim(&claim_of(1)).await.unwrap_err(),
+        store.insert(&mut store.begin().await.unwrap(), &unleased([event("1")])).await.unwrap_err(),
+    ] {
+        assert!(matches!(&error, Error::Schema { reason, .. } if reason.contains("topic")), "{error:?}");
+    }
+
+    let elsewhere = store.clone().with_table("no_such_database.outbox_event").unwrap();
+    let error = elsewhere.migrate().await.unwrap_err();
+    assert!(matches!(&error, Error::Schema { reason, .. } if reason.contains("create the database")), "{error:?}");
+
+    store.close().await;
+    let error = store.claim(&claim_of(1)).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    let error = store.begin().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn urls_are_taken_in_every_spelling_and_never_shown() {
+    let error = MySqlStore::connect("mysql://root:secret@127.0.0.1:1/x").await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    let error = MySqlStore::connect("MariaDB://root:secret@:port/x").await.unwrap_err();
+    assert!(matches!(error, Error::Config { field: "url", .. }), "{error:?}");
+    assert!(!error.to_string().contains("secret"), "{error}");
+    let error = MySqlStore::connect("oracle:x").await.unwrap_err();
+    assert!(matches!(error, Error::Config { field: "url", .. }), "{error:?}");
+
+    let url = std::env::var("POSTHASTE_TEST_MYSQL_URL").unwrap();
+    let (_, rest) = url.split_once(':').unwrap();
+    for scheme in ["mysql", "MariaDB"] {
+        let store = MySqlStore::connect(&format!("{scheme}:{rest}")).await.unwrap();
+        store.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_full_cannot_be_reached() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let user = format!("{}_u", &database.name[database.name.len() - 8..]);
+    execute(&store, &format!("CREATE USER {user} IDENTIFIED BY 'x' WITH MAX_USER_CONNECTIONS 1")).await;
+    execute(&store, &format!("GRANT ALL ON {}.* TO {user}", database.name)).await;
+    let options = database.options().username(&user).password("x");
+    let first = pool(1).connect_with(options.clone()).await.unwrap();
+    let second = MySqlStore::new(pool(1).connect_lazy_with(options));
+    let error = second.counts().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    first.close().await;
+    execute(&store, &format!("DROP USER {user}")).await;
+}
+
+#[tokio::test]
+async fn what_may_not_write_is_not_the_server_to_write_to() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    write(&store, [event("1")]).await;
+    let pool = pool(1)
+        .after_connect(|connection, _| {
+            Box::pin(
+                async move { sqlx::query("SET SESSION TRANSACTION READ ONLY").execute(connection).await.map(|_| ()) },
+            )
+        })
+        .connect_with(database.options())
+        .await
+        .unwrap();
+    let error = MySqlStore::new(pool).claim(&claim_of(1)).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_killed_connection_is_replaced() {
+    let database = Database::new().await;
+    let store = database.store_of_one().await;
+    let id: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(store.pool()).await.unwrap();
+    let mut tx = store.begin().await.unwrap();
+    let other = database.empty().await;
+    execute(&other, &format!("KILL {id}")).await;
+    let error = store.insert(&mut tx, &unleased([event("1")])).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)) && error.is_transient(), "{error:?}");
+    drop(tx);
+    write(&store, [event("2")]).await;
+}
+
+#[tokio::test]
+async fn a_settlement_that_loses_a_deadlock_is_tried_again() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    write(&store, ["1", "2"].map(event)).await;
+    write(&store, (10..200).map(|n| event(&n.to_string()))).await;
+    let (lease, claimed) = claim(&store, 2).await;
+
+    // Somebody who has written more, so that the server spares them.
+    let mut tx = store.begin().await.unwrap();
+    let theirs = "UPDATE outbox_event SET topic = 'theirs' WHERE seq > 2";
+    sqlx::query(theirs).execute(&mut *tx).await.unwrap();
+    let lock = sqlx::query("UPDATE outbox_event SET topic = 'theirs' WHERE seq = ?").bind(claimed.rows[1].seq);
+    lock.execute(&mut *tx).await.unwrap();
+
+    let settlements = settle_all(&lease, &claimed, &Action::Done);
+    let settling = tokio::spawn({
+        let store = store.clone();
+        async move { store.settle(&settlements).await }
+    });
+    until_waiting(&database, 1).await;
+    let lock = sqlx::query("UPDATE outbox_event SET topic = 'theirs' WHERE seq = ?").bind(claimed.rows[0].seq);
+    lock.execute(&mut *tx).await.unwrap();
+    store.commit(tx).await.unwrap();
+    assert_eq!(settling.await.unwrap().unwrap(), [Settled::Applied; 2]);
+    assert_eq!(store.counts().await.unwrap().done, 2);
+}
+
+#[tokio::test]
+async fn a_lock_that_is_held_too_long_is_busy() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let mut tx = store.begin().await.unwrap();
+    store.insert(&mut tx, &unleased([event("same")])).await.unwrap();
+    let mut second = store.begin().await.unwrap();
+    sqlx::query("SET innodb_lock_wait_timeout = 0").execute(&mut *second).await.unwrap();
+    let error = store.insert(&mut second, &unleased([event("same")])).await.unwrap_err();
+    assert!(matches!(error, Error::Busy(_)) && error.is_transient(), "{error:?}");
+    store.rollback(second).await.unwrap();
+    store.rollback(tx).await.unwrap();
+}
