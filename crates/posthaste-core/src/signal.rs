@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use crate::retry::{Jitter, RetryPolicy};
 use crate::listener::chain;
+use crate::retry::{Jitter, RetryPolicy};
 use crate::store::{BoxFuture, Error, NewRow};
 use crate::wake::Wake;
 

@@ -2,7 +2,7 @@
 
 pub use posthaste_core::{
     dispatcher, event, hook, inflight, interceptor, listener, memory, metrics, options, outbox, poller, registry,
-    retry, store, time, wake,
+    retry, signal, store, time, wake,
 };
 
 pub use posthaste_core::{
@@ -11,5 +11,7 @@ pub use posthaste_core::{
     Poller, Receipt, Registry, RetryPolicy, Status, Timestamp, Transaction, Verdict, WriteError, WriteHook,
 };
 
+#[cfg(feature = "postgres")]
+pub use posthaste_sql::PgStore;
 #[cfg(feature = "sqlite")]
 pub use posthaste_sql::{Scheme, SqliteStore, SqliteTx, TableName, detect};
