@@ -2,6 +2,7 @@
 
 mod drain;
 mod latency;
+mod postgres;
 mod report;
 mod throughput;
 
@@ -17,7 +18,7 @@ struct Arguments {
     workload: Option<Workload>,
 }
 
-#[derive(Clone, Copy, Subcommand)]
+#[derive(Clone, Subcommand)]
 enum Workload {
     /// Commit to listener in one process, on the memory store, at 1,000 events/s.
     Latency {
@@ -49,6 +50,18 @@ enum Workload {
         #[arg(long, value_enum, default_value_t = drain::Side::Both)]
         side: drain::Side,
     },
+    /// Writes by eight writers, and waiting rows until the last is DONE, in PostgreSQL, and by hand beside it.
+    Postgres {
+        /// A server with `fsync` on, on which a database is made and dropped.
+        #[arg(long)]
+        url: String,
+        /// How many rows wait.
+        #[arg(long, default_value_t = 100_000)]
+        events: usize,
+        /// How many rounds of each; the medians count.
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+    },
 }
 
 const ALL: [Workload; 3] = [
@@ -67,6 +80,7 @@ async fn main() -> anyhow::Result<()> {
             Workload::Latency { seconds, rate } => latency::run(&mut report, rate, seconds).await?,
             Workload::Throughput { events, rounds } => throughput::run(&mut report, events, rounds).await?,
             Workload::Drain { events, rounds, side } => drain::run(&mut report, events, rounds, side).await?,
+            Workload::Postgres { url, events, rounds } => postgres::run(&mut report, &url, events, rounds).await?,
         }
     }
     report.print();

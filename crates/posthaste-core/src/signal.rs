@@ -47,9 +47,11 @@ struct Outgoing {
     changed: Notify,
 }
 
-/// After a signal, the least time to the next. Commits in between share it. Short enough not to be noticed by who waits
-/// for an event, long enough that a thousand commits a second do not cost the database a thousand signals.
+/// After a signal, the least time to the next, and how many times as long as the signal took. Commits in between share
+/// one. Short enough not to be noticed by who waits for an event; and of a database that is busy, signals take a tenth of
+/// one connection at most.
 const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE_FACTOR: u32 = 8;
 
 /// How long a shutdown waits for the last signal.
 const LAST_SIGNAL: Duration = Duration::from_secs(1);
@@ -101,6 +103,7 @@ async fn tell(signal: Arc<dyn Signal>, outgoing: Arc<Outgoing>, stop: Cancellati
             () = stop.cancelled() => {}
         }
         let last = stop.is_cancelled();
+        let began_at = Instant::now();
         if outgoing.due.swap(false, Ordering::AcqRel) {
             match timeout(LAST_SIGNAL, signal.send()).await {
                 Ok(Ok(())) => {}
@@ -112,7 +115,7 @@ async fn tell(signal: Arc<dyn Signal>, outgoing: Arc<Outgoing>, stop: Cancellati
             return;
         }
         tokio::select! {
-            () = sleep(PAUSE) => {}
+            () = sleep(PAUSE.max(began_at.elapsed() * PAUSE_FACTOR)) => {}
             () = stop.cancelled() => {}
         }
     }
@@ -135,5 +138,79 @@ async fn listen(signal: Arc<dyn Signal>, wake: Wake, jitter: Jitter) {
             debug!(error = %chain(&error), ?pause, failures, "not listening for signals, trying again");
         }
         sleep(pause).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+    use crate::event::Event;
+    use crate::store::Lease;
+
+    /// Counts, and takes its time.
+    #[derive(Default)]
+    struct Counting {
+        sent: AtomicUsize,
+        listened: AtomicUsize,
+    }
+
+    impl Signal for Counting {
+        fn send(&self) -> BoxFuture<'_, Result<(), Error>> {
+            Box::pin(async {
+                sleep(Duration::from_millis(1)).await;
+                self.sent.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            })
+        }
+
+        fn listen<'a>(&'a self, _: &'a Wake) -> BoxFuture<'a, Error> {
+            Box::pin(async {
+                self.listened.fetch_add(1, Ordering::Relaxed);
+                Error::Unavailable("gone".into())
+            })
+        }
+    }
+
+    fn row() -> NewRow {
+        NewRow::new(Event::builder("T").json_text("1").build().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn commits_share_signals_and_the_last_one_goes_out() {
+        let counting = Arc::new(Counting::default());
+        let signals = Signals::start(Arc::clone(&counting) as Arc<_>, None, Jitter::seeded(1));
+        for _ in 0..1000 {
+            signals.committed(&[row()]);
+            sleep(Duration::from_millis(1)).await;
+        }
+        let sent = counting.sent.load(Ordering::Relaxed);
+        assert!((50..=200).contains(&sent), "{sent} signals for a thousand commits");
+        sleep(Duration::from_secs(1)).await;
+        let before = counting.sent.load(Ordering::Relaxed);
+        signals.committed(&[row()]);
+        signals.close().await;
+        assert_eq!(counting.sent.load(Ordering::Relaxed), before + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rows_that_this_process_delivers_are_no_business_of_others() {
+        let counting = Arc::new(Counting::default());
+        let signals = Signals::start(Arc::clone(&counting) as Arc<_>, None, Jitter::seeded(1));
+        signals.committed(&[NewRow::leased(row().event, Lease::new("me", 1))]);
+        signals.committed(&[]);
+        signals.close().await;
+        assert_eq!(counting.sent.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_cannot_listen_tries_again_ever_more_rarely() {
+        let counting = Arc::new(Counting::default());
+        let signals = Signals::start(Arc::clone(&counting) as Arc<_>, Some(Wake::new()), Jitter::seeded(1));
+        sleep(Duration::from_secs(600)).await;
+        let listened = counting.listened.load(Ordering::Relaxed);
+        assert!((20..60).contains(&listened), "{listened} times within ten minutes");
+        signals.close().await;
     }
 }

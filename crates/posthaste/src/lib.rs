@@ -2,7 +2,7 @@
 
 pub use posthaste_core::{
     dispatcher, event, hook, inflight, interceptor, listener, memory, metrics, options, outbox, poller, registry,
-    retry, store, time, wake,
+    retry, signal, store, time, wake,
 };
 
 pub use posthaste_core::{
@@ -11,7 +11,11 @@ pub use posthaste_core::{
     Poller, Receipt, Registry, RetryPolicy, Status, Timestamp, Transaction, Verdict, WriteError, WriteHook,
 };
 
+#[cfg(feature = "postgres")]
+pub use posthaste_sql::PgStore;
 #[cfg(feature = "mysql")]
 pub use posthaste_sql::{MySqlStore, MySqlTx};
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub use posthaste_sql::{Scheme, TableName, detect};
 #[cfg(feature = "sqlite")]
-pub use posthaste_sql::{Scheme, SqliteStore, SqliteTx, TableName, detect};
+pub use posthaste_sql::{SqliteStore, SqliteTx};

@@ -7,9 +7,9 @@ use sqlx::postgres::{PgConnection, Postgres};
 use super::{PgStore, fault};
 
 /// PostgreSQL answers the COMMIT of a transaction in which a statement had failed with success, and rolls back. The first
-/// statement is refused there. The chain lets sqlx end a transaction that it still counts as open, together with the
-/// return of the connection to its pool.
-const COMMIT: &str = "SELECT; COMMIT AND CHAIN";
+/// of these statements is refused there; otherwise it checks what the commit would check, so it costs nothing. The chain
+/// lets sqlx end a transaction that it still counts as open, together with the return of the connection to its pool.
+const COMMIT: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT AND CHAIN";
 
 /// How many connections that have died in the pool a begin passes by.
 const MOST_STALE: usize = 3;
