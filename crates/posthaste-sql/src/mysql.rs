@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 use crate::dialect::Slots;
 use crate::finish::finish;
 use crate::table::TableName;
-use crate::url::detect;
+use crate::url::{Scheme, expect};
 use many::Many;
 use mark::Mark;
 use patience::Patience;
@@ -120,7 +120,7 @@ impl MySqlStore {
     /// # Errors
     /// When the URL is not one of MySQL, or the server cannot be reached or does not let us in.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        detect(url)?;
+        expect(url, Scheme::MySql)?;
         let rest = url.split_once(':').map_or("", |(_, rest)| rest);
         // The URL may hold a password, so it is not shown.
         let options = MySqlConnectOptions::from_str(&format!("mysql:{rest}")).map_err(|error| Error::Config {

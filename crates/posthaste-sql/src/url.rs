@@ -70,7 +70,7 @@ pub fn detect(url: &str) -> Result<Scheme, Error> {
 ///
 /// # Errors
 /// As [`detect`], and when it is another one.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(crate) fn expect(url: &str, expected: Scheme) -> Result<(), Error> {
     let scheme = detect(url)?;
     if scheme == expected {
