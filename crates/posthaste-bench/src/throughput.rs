@@ -30,7 +30,8 @@ pub(crate) async fn run(report: &mut Report, events: usize, rounds: usize) -> an
     report.at_least("dispatcher, drain of waiting events", median(&mut cold), 300_000.0, "events/s");
     report.at_least("dispatcher, written hot and delivered", median(&mut hot), 300_000.0, "events/s");
     let options = Options::default();
-    let bound = options.hot_queue + options.cold_queue + options.workers + 3 * options.settle_batch;
+    // In the two queues, with a worker, on the way to the settler, and being written.
+    let bound = options.hot_queue + options.cold_queue + 2 * options.workers + 3 * options.settle_batch;
     report.at_most("events in memory at most", most_in_hand as f64, bound as f64, "events");
     Ok(())
 }

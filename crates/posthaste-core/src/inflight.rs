@@ -1,10 +1,10 @@
 //! Which events this process has in hand.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use foldhash::HashMap;
 use tokio::time::Instant;
 
 use crate::event::EventId;

@@ -2,11 +2,11 @@
 
 mod table;
 
-use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use foldhash::{HashSet, HashSetExt};
 use tokio::time::Instant;
 
 use crate::event::EventId;

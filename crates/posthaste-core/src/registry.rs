@@ -1,6 +1,6 @@
 //! Which listener gets which event.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use crate::event::{AggregateType, Event, EventType, GLOBAL};
 use crate::listener::AnyListener;

@@ -1,7 +1,9 @@
 //! The table of the memory store, with the indexes that a database would keep.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+use foldhash::HashMap;
 
 use crate::event::{Availability, Event, EventId};
 use crate::store::{
