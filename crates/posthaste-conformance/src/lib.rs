@@ -150,6 +150,7 @@ macro_rules! store_tests {
                 case_36_retention_per_status,
                 case_36_chunks,
                 case_36_append_only,
+                case_36_scheduled,
             }
             routing {
                 case_40_most_exact_route,

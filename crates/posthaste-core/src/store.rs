@@ -19,7 +19,7 @@ use crate::event::{Event, EventId};
 use crate::signal::Signal;
 use crate::time::Timestamp;
 
-pub(crate) use contained::Contained;
+pub(crate) use contained::{Contained, contained};
 
 pub use admin::{AdminStore, Counts, Cursor, Filter, Order, Page, Purge, Record, Redrive};
 pub use error::{CommitError, Error};
