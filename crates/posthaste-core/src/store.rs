@@ -296,7 +296,7 @@ impl Settlement {
 /// What to make of a row. Each of them ends the lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// DONE.
+    /// DONE, or deleted by a store that was told not to keep what is done.
     Done,
     /// RETRY, one attempt more, available after the delay.
     Retry {

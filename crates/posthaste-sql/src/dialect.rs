@@ -72,6 +72,10 @@ slots! {
     settle_done_by_seq,
     /// Makes rows DONE.
     settle_done,
+    /// Deletes, instead of making them DONE, rows whose numbers are known, all under one lease.
+    delete_done_by_seq,
+    /// Deletes rows instead of making them DONE.
+    delete_done,
     /// Every other settlement.
     settle_other,
     /// The ids whose leases stand in pending rows.

@@ -1,16 +1,22 @@
 //! Statements that were prepared when the table was empty, once it is not.
 
+use std::time::Duration;
+
 use posthaste_core::store::{Action, AdminStore, RelayStore, Settlement};
+use posthaste_sql::PgStore;
 
 use super::support::{Database, claim, sql, write};
 use crate::support::{event, settle_all};
 
 #[tokio::test]
 async fn a_backlog_is_not_walked_as_a_whole_by_plans_of_an_empty_table() {
-    for analyzed in [false, true] {
+    for (analyzed, deleting) in [(false, false), (true, false), (false, true), (true, true)] {
         let database = Database::new().await;
         // One connection, so that the plans are kept on it.
-        let store = database.store_of_one().await;
+        let mut store = database.store_of_one().await;
+        if deleting {
+            store = store.deleting_done();
+        }
         if analyzed {
             sql(&store, "VACUUM ANALYZE outbox_event").await;
         }
@@ -19,6 +25,7 @@ async fn a_backlog_is_not_walked_as_a_whole_by_plans_of_an_empty_table() {
             let (lease, claimed) = claim(&store, 100).await;
             store.settle(&settle_all(&lease, &claimed, &Action::Done)).await.unwrap();
             store.settle(&[Settlement::new(claimed.rows[0].event.id().clone(), lease, Action::Done)]).await.unwrap();
+            settle_mixed(&store).await;
             sql(&store, "DELETE FROM outbox_event").await;
         }
         write(&store, (0..20_000).map(|n| event(&n.to_string()))).await;
@@ -41,9 +48,21 @@ async fn a_backlog_is_not_walked_as_a_whole_by_plans_of_an_empty_table() {
             }
             store.settle(&settlements).await.unwrap();
         }
+        settle_mixed(&store).await;
         let walked = walked().await - before;
         // Each row is touched by the search, the claim and the settlement.
-        assert!(walked < 2_000, "{walked} rows walked for 200, analyzed: {analyzed}");
-        assert_eq!(store.counts().await.unwrap().done, 200);
+        assert!(walked < 3_000, "{walked} rows walked for 300, analyzed: {analyzed}, deleting: {deleting}");
+        let counts = store.counts().await.unwrap();
+        assert_eq!((counts.new, counts.retry), (19_701, 1));
+        assert_eq!(counts.done, if deleting { 0 } else { 299 });
     }
+}
+
+/// Claims up to a hundred rows, of which the first fails and the others are done.
+async fn settle_mixed(store: &PgStore) {
+    write(store, [event("y")]).await;
+    let (lease, claimed) = claim(store, 100).await;
+    let mut settlements = settle_all(&lease, &claimed, &Action::Done);
+    settlements[0].action = Action::Retry { delay: Duration::from_secs(3600), error: "no".into() };
+    store.settle(&settlements).await.unwrap();
 }
