@@ -94,6 +94,8 @@ slots! {
     purge,
     /// The start of a query for rows to purge.
     purgeable,
+    /// Up to which number rows are looked at that are purged by their age alone.
+    oldest,
     /// Creates the table of applied migrations.
     create_history,
     /// The newest applied migration.
