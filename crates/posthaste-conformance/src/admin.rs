@@ -5,9 +5,11 @@ use std::time::Duration;
 use posthaste_core::store::{
     Action, AdminStore, Counts, Cursor, Filter, Order, Page, Purge, Record, Redrive, RelayStore, Settlement, Status,
 };
-use posthaste_core::{Event, EventId};
+use posthaste_core::{Delivery, Event, EventId, Options, Outbox};
 
 use crate::fixture::Fixture;
+use crate::meter::Meter;
+use crate::outboxes::{no_interval, start};
 use crate::rows::{
     assert_at, claim, claim_ids, counts, dead, event, events, ids_of, insert, one_leased, retry, settle, state,
 };
@@ -260,4 +262,29 @@ pub async fn case_36_append_only<F: Fixture>(fixture: F) {
     // Nothing of the rows that went is claimed any more.
     fixture.advance(HOUR).await;
     assert_eq!(claim_ids(&store, 10).await, ["young"]);
+}
+
+/// An outbox that is told how long rows are kept deletes the older ones by itself, whether it delivers or only writes.
+pub async fn case_36_scheduled<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    ended(&store, "done", Action::Done).await;
+    ended(&store, "dead", dead()).await;
+    fixture.advance(HOUR).await;
+    ended(&store, "young", Action::Done).await;
+    let options = Options { retention_done: Some(HOUR), ..no_interval() };
+    let (outbox, meter) = start(store.clone(), options, |_: Delivery| async {}).await;
+    meter.until("the old row is deleted", |tally| tally.purged > 0).await;
+    outbox.shutdown().await;
+    assert_eq!(meter.tally().purged, 1);
+    assert_eq!(listed(&store, Filter::default()).await, ["dead", "young"]);
+
+    insert(&store, &[crate::rows::event_with_id("new")]).await;
+    fixture.advance(HOUR).await;
+    insert(&store, &[crate::rows::event_with_id("newer")]).await;
+    let options = Options { retention_any: Some(HOUR), ..no_interval() };
+    let meter = Meter::new();
+    let writer = Outbox::writer_only(store.clone()).options(options).metrics(meter.clone()).start().await.unwrap();
+    meter.until("what was inserted an hour ago is deleted", |tally| tally.purged == 3).await;
+    writer.shutdown().await;
+    assert_eq!(listed(&store, Filter::default()).await, ["newer"]);
 }

@@ -40,6 +40,9 @@ pub trait Fixture: Sized + Send + Sync + 'static {
     /// The store. Clones share everything.
     fn store(&self) -> Self::Store;
 
+    /// The store, told to delete what is DONE.
+    fn deleting_done(&self) -> Self::Store;
+
     /// The same database as another process would open it, sharing nothing with [`store`](Self::store) that need not be.
     fn node(&self) -> impl Future<Output = Self::Store> + Send;
 

@@ -124,6 +124,10 @@ macro_rules! store_tests {
                 case_26_large_batch,
                 case_32_lost_lease,
                 case_32_expired_but_not_taken,
+                case_76_done_is_deleted,
+                case_76_every_other_outcome_is_kept,
+                case_76_mixed_batch,
+                case_76_deleted_after_delivery,
             }
             claim {
                 case_27_pending_rows,
@@ -150,6 +154,7 @@ macro_rules! store_tests {
                 case_36_retention_per_status,
                 case_36_chunks,
                 case_36_append_only,
+                case_36_scheduled,
             }
             routing {
                 case_40_most_exact_route,

@@ -27,6 +27,7 @@ pub struct Tally {
     pub lease_lost: u64,
     pub poll_failed: u64,
     pub settle_failed: u64,
+    pub purged: u64,
     pub in_flight: Vec<usize>,
     pub queue_depths: Vec<(usize, usize)>,
     pub oldest_lag: Vec<Duration>,
@@ -106,6 +107,10 @@ impl Metrics for Meter {
 
     fn settle_failed(&self) {
         self.add(|tally| tally.settle_failed += 1);
+    }
+
+    fn purged(&self, count: u64) {
+        self.add(|tally| tally.purged += count);
     }
 
     fn queue_depths(&self, hot: usize, cold: usize) {

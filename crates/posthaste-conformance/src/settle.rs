@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use posthaste_core::EventId;
-use posthaste_core::store::{Action, ClaimedRow, Lease, RelayStore, RowState, Settled, Settlement, Status};
+use posthaste_core::store::{
+    Action, AdminStore, ClaimedRow, Counts, Lease, RelayStore, RowState, Settled, Settlement, Status,
+};
+use posthaste_core::{Delivery, EventId};
 
 use crate::fixture::Fixture;
+use crate::outboxes::{no_interval, start, write_all};
 use crate::rows::{
-    LEASE, assert_at, claim, claim_ids, dead, event, events, insert, lease, one_leased, retry, settle, state,
+    LEASE, assert_at, claim, claim_ids, counts, dead, event, events, insert, lease, one_leased, retry, settle, state,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -253,4 +256,112 @@ pub async fn case_32_expired_but_not_taken<F: Fixture>(fixture: F) {
     assert_eq!(settle(&store, &id, &lease, Action::Done).await, Settled::Applied);
     assert_at(&store, &id, Status::Done, 0).await;
     assert_eq!(settle(&store, event("Never written").id(), &lease, Action::Done).await, Settled::Lost);
+}
+
+/// A store that deletes what is DONE does so by id and by number, under the lease that stands in the row only, and frees
+/// the id.
+pub async fn case_76_done_is_deleted<F: Fixture>(fixture: F) {
+    let store = fixture.deleting_done();
+    let (bystander, _) = one_leased(&store).await;
+    for numbered in [false, true] {
+        let (id, lost) = one_leased(&store).await;
+        fixture.advance(LEASE).await;
+        // The bystander was available for longer.
+        let (held, rows) = claim(&store, 2).await;
+        let row = rows.iter().find(|row| *row.event.id() == id).unwrap();
+        let done = |lease: &Lease| {
+            let settlement = Settlement::new(id.clone(), lease.clone(), Action::Done);
+            [Settlement { seq: numbered.then_some(row.seq), ..settlement }]
+        };
+        let before = state(&store, &id).await;
+        assert_eq!(store.settle(&done(&lost)).await.unwrap(), [Settled::Lost]);
+        assert_eq!(state(&store, &id).await, before, "a lost lease deletes nothing");
+        assert_eq!(store.settle(&done(&held)).await.unwrap(), [Settled::Applied]);
+        assert!(store.find(&id).await.unwrap().is_none());
+        assert_eq!(store.settle(&done(&held)).await.unwrap(), [Settled::Lost], "it is gone");
+        assert_eq!(store.renew(&[(id.clone(), held)]).await.unwrap(), [false]);
+        insert(&store, std::slice::from_ref(&row.event)).await;
+        let (lease, _) = claim(&store, 1).await;
+        assert_eq!(settle(&store, &id, &lease, dead()).await, Settled::Applied);
+        let again = assert_at(&store, &id, Status::Dead, 1).await;
+        assert_ne!(again.seq, row.seq, "a number is not used twice");
+        assert_eq!(store.settle(&done(&lease)).await.unwrap(), [Settled::Lost], "what is DEAD is not deleted");
+        assert_at(&store, &id, Status::Dead, 1).await;
+    }
+    state(&store, &bystander).await;
+    assert_eq!(counts(&store).await, Counts { new: 1, dead: 2, ..Counts::default() });
+}
+
+/// Every other outcome is written into the row, which stays. Another store on the table deletes nothing.
+pub async fn case_76_every_other_outcome_is_kept<F: Fixture>(fixture: F) {
+    let (store, keeping) = (fixture.deleting_done(), fixture.store());
+    let (id, lease) = one_leased(&store).await;
+    settle(&store, &id, &lease, retry(Duration::ZERO)).await;
+    assert_at(&store, &id, Status::Retry, 1).await;
+    for (action, status, attempts) in [
+        (Action::Defer { delay: Duration::ZERO }, Status::Retry, 1),
+        (Action::Release, Status::Retry, 1),
+        (dead(), Status::Dead, 2),
+    ] {
+        let (lease, _) = claim(&store, 1).await;
+        assert_eq!(settle(&store, &id, &lease, action).await, Settled::Applied);
+        assert_at(&store, &id, status, attempts).await;
+    }
+    let (id, lease) = one_leased(&store).await;
+    assert_eq!(settle(&keeping, &id, &lease, Action::Done).await, Settled::Applied);
+    assert_at(&keeping, &id, Status::Done, 0).await;
+    assert_eq!(settle(&store, &id, &lease, Action::Done).await, Settled::Lost);
+    assert_at(&store, &id, Status::Done, 0).await;
+}
+
+/// A batch of every kind of outcome, numbered or not, gets the answers that it would get if rows were kept.
+pub async fn case_76_mixed_batch<F: Fixture>(fixture: F) {
+    let store = fixture.deleting_done();
+    insert(&store, &events(9)).await;
+    let (lease, rows) = claim(&store, 10).await;
+    let other = self::lease();
+    let settlement = |n: usize, numbered: bool, lease: &Lease, action: Action| Settlement {
+        seq: numbered.then_some(rows[n].seq),
+        ..Settlement::new(rows[n].event.id().clone(), lease.clone(), action)
+    };
+    let (yes, no) = (Settled::Applied, Settled::Lost);
+    let only_done = [
+        settlement(0, true, &lease, Action::Done),
+        settlement(1, true, &other, Action::Done),
+        settlement(2, true, &lease, Action::Done),
+    ];
+    assert_eq!(store.settle(&only_done).await.unwrap(), [yes, no, yes]);
+    let batch = [
+        settlement(0, true, &lease, Action::Done),
+        settlement(1, true, &lease, Action::Done),
+        settlement(3, false, &lease, Action::Done),
+        settlement(4, false, &other, Action::Done),
+        settlement(5, true, &lease, retry(MINUTE)),
+        settlement(6, false, &lease, dead()),
+        settlement(7, false, &lease, Action::Release),
+        settlement(8, true, &other, retry(MINUTE)),
+        // Twice in one batch: the first counts.
+        settlement(3, false, &lease, dead()),
+        settlement(5, true, &lease, Action::Done),
+    ];
+    assert_eq!(store.settle(&batch).await.unwrap(), [no, yes, yes, no, yes, yes, yes, no, no, no]);
+    assert_eq!(counts(&store).await, Counts { new: 3, retry: 1, dead: 1, done: 0 });
+    for n in [4, 8] {
+        assert_eq!(state(&store, rows[n].event.id()).await.lease.unwrap().0, lease.as_str());
+    }
+    assert_at(&store, rows[5].event.id(), Status::Retry, 1).await;
+    assert_at(&store, rows[6].event.id(), Status::Dead, 1).await;
+    assert_at(&store, rows[7].event.id(), Status::New, 0).await;
+}
+
+/// What an outbox delivers, on either path, is gone afterwards.
+pub async fn case_76_deleted_after_delivery<F: Fixture>(fixture: F) {
+    let store = fixture.deleting_done();
+    insert(&store, &events(20)).await;
+    let (outbox, meter) = start(store.clone(), no_interval(), |_: Delivery| async {}).await;
+    write_all(&outbox, events(20)).await;
+    meter.until("all are delivered", |tally| tally.delivered == 40).await;
+    outbox.shutdown().await;
+    assert_eq!(counts(&store).await, Counts::default());
+    assert_eq!(meter.tally().lease_lost, 0);
 }

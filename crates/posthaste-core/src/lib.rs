@@ -28,6 +28,7 @@ mod finish;
 pub mod metrics;
 pub mod options;
 pub mod outbox;
+mod retention;
 
 pub use dispatcher::{Closed, Dispatcher};
 pub use event::{AggregateType, Event, EventBuilder, EventId, EventType, IntoEvent};

@@ -23,7 +23,10 @@ use table::Table;
 /// Its clock follows tokio's, so a test that pauses time also pauses leases and retries. Cheap to clone; clones share
 /// the table.
 #[derive(Clone, Debug)]
-pub struct MemoryStore(Arc<Shared>);
+pub struct MemoryStore {
+    shared: Arc<Shared>,
+    deletes_done: bool,
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -41,7 +44,7 @@ struct Clock {
 impl Default for MemoryStore {
     fn default() -> Self {
         let clock = Clock { started_at: Timestamp::now(), started: Instant::now(), ahead: Duration::ZERO };
-        Self(Arc::new(Shared { table: Mutex::default(), clock: Mutex::new(clock) }))
+        Self { shared: Arc::new(Shared { table: Mutex::default(), clock: Mutex::new(clock) }), deletes_done: false }
     }
 }
 
@@ -51,9 +54,19 @@ impl MemoryStore {
         Self::default()
     }
 
+    /// The same store, but what is DONE is deleted instead of kept, by whoever settles through this store or a clone of it.
+    ///
+    /// The table then holds only what is pending or DEAD, and nothing has to be purged. The price is that nothing tells of
+    /// what was delivered, and that the id of a delivered event is free again: an insert of the same id is not refused.
+    /// Default: rows are kept, and [`Options::retention_done`](crate::Options::retention_done) says for how long.
+    pub fn deleting_done(mut self) -> Self {
+        self.deletes_done = true;
+        self
+    }
+
     /// Moves the store's clock ahead.
     pub fn advance(&self, length: Duration) {
-        self.0.clock.lock().unwrap_or_else(PoisonError::into_inner).ahead += length;
+        self.shared.clock.lock().unwrap_or_else(PoisonError::into_inner).ahead += length;
     }
 
     /// Overwrites the headers of a row with text that need not be JSON, as a careless hand would.
@@ -62,12 +75,12 @@ impl MemoryStore {
     }
 
     fn now(&self) -> Timestamp {
-        let clock = self.0.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let clock = self.shared.clock.lock().unwrap_or_else(PoisonError::into_inner);
         clock.started_at + clock.started.elapsed() + clock.ahead
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,7 +159,7 @@ impl RelayStore for MemoryStore {
         Box::pin(async move {
             let now = self.now();
             let mut table = self.table();
-            Ok(settlements.iter().map(|settlement| table.settle(settlement, now)).collect())
+            Ok(settlements.iter().map(|settlement| table.settle(settlement, now, self.deletes_done)).collect())
         })
     }
 

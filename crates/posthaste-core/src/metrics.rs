@@ -25,6 +25,7 @@ use crate::store::Counts;
 /// | [`lease_lost`](Metrics::lease_lost) | counter | `posthaste_lease_lost_total` |
 /// | [`poll_failed`](Metrics::poll_failed) | counter | `posthaste_poll_failed_total` |
 /// | [`settle_failed`](Metrics::settle_failed) | counter | `posthaste_settle_failed_total` |
+/// | [`purged`](Metrics::purged) | counter | `posthaste_purged_total` |
 /// | [`queue_depths`](Metrics::queue_depths) | gauges | `posthaste_queue_depth{path}` |
 /// | [`in_flight`](Metrics::in_flight) | gauge | `posthaste_in_flight` |
 /// | [`oldest_lag`](Metrics::oldest_lag) | gauge | `posthaste_oldest_lag_seconds` |
@@ -57,6 +58,8 @@ pub trait Metrics: Send + Sync + 'static {
     fn poll_failed(&self) {}
     /// A settlement statement failed; it is tried again.
     fn settle_failed(&self) {}
+    /// Rows were deleted because they were old. Only told with an option such as `retention_done`.
+    fn purged(&self, count: u64) {}
     /// How many events wait in the two queues.
     fn queue_depths(&self, hot: usize, cold: usize) {}
     /// How many events are queued, with a listener, or waiting for their settlement.
@@ -90,6 +93,7 @@ macro_rules! forward {
             lease_lost(count: u64),
             poll_failed(),
             settle_failed(),
+            purged(count: u64),
             queue_depths(hot: usize, cold: usize),
             in_flight(count: usize),
             oldest_lag(lag: Duration),
@@ -197,6 +201,10 @@ mod facade {
 
         fn settle_failed(&self) {
             counter!("posthaste_settle_failed_total").increment(1);
+        }
+
+        fn purged(&self, count: u64) {
+            counter!("posthaste_purged_total").increment(count);
         }
 
         fn queue_depths(&self, hot: usize, cold: usize) {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::EventId;
 use crate::retry::RetryPolicy;
+use crate::store::Purge;
 
 /// Every setting of an outbox. The defaults are meant to be fast and safe; change what you have measured.
 ///
@@ -76,6 +77,22 @@ pub struct Options {
     /// rows.
     #[serde(with = "compact::optional")]
     pub count_interval: Option<Duration>,
+    /// How long DONE rows are kept after they became DONE. Default: for ever, since they are yours, and nobody can tell who
+    /// else reads them. A table that grows for ever gets slower to back up before it gets slower to deliver from.
+    #[serde(with = "compact::optional")]
+    pub retention_done: Option<Duration>,
+    /// How long DEAD rows are kept after they became DEAD. Default: for ever, since a DEAD row is the only trace of an
+    /// event that was never delivered.
+    #[serde(with = "compact::optional")]
+    pub retention_dead: Option<Duration>,
+    /// How long rows of any status are kept after their insert. Default: for ever. Deletes what was never delivered, too:
+    /// meant for tables that are only appended to and read from the database's log, where nobody settles rows.
+    #[serde(with = "compact::optional")]
+    pub retention_any: Option<Duration>,
+    /// How long, about, retention rests between two rounds of deleting all that is old. Default 1 min: each round is then
+    /// short, and one that finds nothing costs next to nothing.
+    #[serde(with = "compact::required")]
+    pub retention_interval: Duration,
     /// After how long an event in hand may be started again by this process. Default: never. Meant for listeners that
     /// hang without a time limit.
     #[serde(with = "compact::optional")]
@@ -101,6 +118,10 @@ impl Default for Options {
             settle_linger: Duration::from_millis(5),
             shutdown_deadline: Duration::from_secs(5),
             count_interval: None,
+            retention_done: None,
+            retention_dead: None,
+            retention_any: None,
+            retention_interval: Duration::from_secs(60),
             in_flight_ttl: None,
         }
     }
@@ -130,6 +151,9 @@ impl Error {
 /// them do not overflow.
 const MOST: usize = 1_000_000;
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The longest time that rows are kept, other than for ever: longer than any law asks for.
+const LONGEST_KEPT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The longest owner: its leases get a number behind it and must fit their column.
 const LONGEST_OWNER: usize = 90;
@@ -190,6 +214,7 @@ impl Options {
             ("poll_interval", self.poll_interval),
             ("lease", self.lease),
             ("listener_time_limit", self.listener_time_limit),
+            ("retention_interval", self.retention_interval),
         ] {
             if value < Duration::from_millis(1) {
                 return Err(Error::new(option, format!("{value:?}"), "must be at least 1ms"));
@@ -205,6 +230,7 @@ impl Options {
             ("settle_linger", self.settle_linger),
             ("shutdown_deadline", self.shutdown_deadline),
             ("count_interval", self.count_interval.unwrap_or_default()),
+            ("retention_interval", self.retention_interval),
             ("in_flight_ttl", self.in_flight_ttl.unwrap_or_default()),
         ] {
             if value > LONGEST {
@@ -222,6 +248,27 @@ impl Options {
             let reason = format!("must be shorter than half the lease, {:?}", self.lease);
             return Err(Error::new("settle_linger", format!("{:?}", self.settle_linger), reason));
         }
+        for (option, value) in [
+            ("retention_done", self.retention_done),
+            ("retention_dead", self.retention_dead),
+            ("retention_any", self.retention_any),
+        ] {
+            if let Some(value) = value
+                && value > LONGEST_KEPT
+            {
+                let reason = "must not be longer than a hundred years; leave it out to keep rows for ever";
+                return Err(Error::new(option, format!("{value:?}"), reason));
+            }
+        }
+        if let Some(kept) = self.retention_any
+            && kept < self.lease
+        {
+            let reason = format!(
+                "must not be shorter than the lease, {:?}, or rows are deleted while they are delivered",
+                self.lease
+            );
+            return Err(Error::new("retention_any", format!("{kept:?}"), reason));
+        }
         if let Some(owner) = &self.owner
             && (owner.is_empty() || owner.chars().count() > LONGEST_OWNER || owner.contains('\0'))
         {
@@ -234,6 +281,18 @@ impl Options {
     /// The retry policy of listeners that have none of their own.
     pub fn retry_policy(&self) -> RetryPolicy {
         RetryPolicy::exponential(self.retry_base, self.retry_max).max_attempts(self.retry_attempts)
+    }
+
+    /// What is deleted once it is old, if anything is.
+    pub(crate) fn retention(&self) -> Option<Purge> {
+        let purge = Purge {
+            done_after: self.retention_done,
+            dead_after: self.retention_dead,
+            any_after: self.retention_any,
+            ..Purge::default()
+        };
+        let kept = [purge.done_after, purge.dead_after, purge.any_after];
+        kept.iter().any(Option::is_some).then_some(purge)
     }
 
     /// An owner of leases that nobody else has: the name with a random part.
@@ -299,6 +358,10 @@ mod tests {
             (Options { retry_attempts: 0, ..sensible.clone() }, "retry_attempts"),
             (Options { retry_max: Duration::from_millis(1), ..sensible.clone() }, "retry_max"),
             (Options { settle_linger: Duration::from_secs(200), ..sensible.clone() }, "settle_linger"),
+            (Options { retention_interval: Duration::ZERO, ..sensible.clone() }, "retention_interval"),
+            (Options { retention_done: Some(Duration::MAX), ..sensible.clone() }, "retention_done"),
+            (Options { retention_dead: Some(Duration::MAX), ..sensible.clone() }, "retention_dead"),
+            (Options { retention_any: Some(Duration::from_secs(299)), ..sensible.clone() }, "retention_any"),
             (Options { owner: Some("x".repeat(101)), ..sensible.clone() }, "owner"),
         ];
         for (options, option) in cases {

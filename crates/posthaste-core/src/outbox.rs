@@ -17,6 +17,7 @@ use crate::dispatcher::{Closed, Dispatcher};
 use crate::event::{self, EventId, IntoEvent};
 use crate::finish::finish;
 use crate::poller::Source;
+use crate::retention::Retention;
 use crate::signal::Signals;
 use crate::store::{self, AdminStore, NewRow, Store, WriteStore};
 
@@ -55,6 +56,8 @@ struct Inner<S: WriteStore> {
     after: Arc<AfterWrite>,
     relay: Option<Relay>,
     signals: Option<Arc<Signals>>,
+    /// Deletes old rows, if asked to. Ends with the outbox.
+    retention: Option<Retention>,
     tasks: TaskTracker,
 }
 
@@ -196,11 +199,9 @@ impl<S: WriteStore> Outbox<S> {
     /// Ends the deliveries in order: stops claiming, drains what is in memory, settles, and releases what the deadline
     /// cut off. Writing still works afterwards; its events are left to others. Calling it again waits for the one end.
     pub async fn shutdown(&self) -> Closed {
-        if let Some(signals) = &self.0.signals {
-            signals.stop();
-        }
+        self.0.stop_aside();
         let Some(relay) = &self.0.relay else {
-            self.end_signals(Instant::now() + LAST).await;
+            self.end_aside(Instant::now() + LAST).await;
             return Closed::default();
         };
         let started_at = Instant::now();
@@ -210,7 +211,7 @@ impl<S: WriteStore> Outbox<S> {
         let closed = relay.dispatcher.close_by(deadline).await;
         let last = deadline.max(Instant::now() + LAST);
         let _ = timeout_at(last, relay.source.close()).await;
-        self.end_signals(last).await;
+        self.end_aside(last).await;
         // Commits whose callers went away run on as tasks; they are short, and let finish.
         self.0.tasks.close();
         if timeout_at(last, self.0.tasks.wait()).await.is_err() {
@@ -221,9 +222,7 @@ impl<S: WriteStore> Outbox<S> {
 
     /// Like [`shutdown`](Self::shutdown), but gives back at once what has not ended by itself.
     pub async fn shutdown_now(&self) -> Closed {
-        if let Some(signals) = &self.0.signals {
-            signals.stop();
-        }
+        self.0.stop_aside();
         let Some(relay) = &self.0.relay else { return Closed::default() };
         relay.source.stop();
         let closed = relay.dispatcher.close_now().await;
@@ -231,10 +230,14 @@ impl<S: WriteStore> Outbox<S> {
         closed
     }
 
-    /// Lets the last signal go out, if it does so soon. What is lost costs others nothing but time.
-    async fn end_signals(&self, by: Instant) {
+    /// Lets the last signal go out and the last chunk of old rows be deleted, if they do so soon. What is lost costs others
+    /// nothing but time.
+    async fn end_aside(&self, by: Instant) {
         if let Some(signals) = &self.0.signals {
             let _ = timeout_at(by, signals.close()).await;
+        }
+        if let Some(retention) = &self.0.retention {
+            let _ = timeout_at(by, retention.close()).await;
         }
     }
 }
@@ -242,11 +245,21 @@ impl<S: WriteStore> Outbox<S> {
 /// How long a shutdown waits, even when its deadline is over, for a claim or commit under way.
 const LAST: Duration = Duration::from_millis(200);
 
-impl<S: WriteStore> Drop for Inner<S> {
-    fn drop(&mut self) {
+impl<S: WriteStore> Inner<S> {
+    /// Stops what goes on beside the deliveries.
+    fn stop_aside(&self) {
         if let Some(signals) = &self.signals {
             signals.stop();
         }
+        if let Some(retention) = &self.retention {
+            retention.stop();
+        }
+    }
+}
+
+impl<S: WriteStore> Drop for Inner<S> {
+    fn drop(&mut self) {
+        self.stop_aside();
         if let Some(relay) = &self.relay {
             relay.source.stop();
         }

@@ -19,7 +19,7 @@ use crate::event::{Event, EventId};
 use crate::signal::Signal;
 use crate::time::Timestamp;
 
-pub(crate) use contained::Contained;
+pub(crate) use contained::{Contained, contained};
 
 pub use admin::{AdminStore, Counts, Cursor, Filter, Order, Page, Purge, Record, Redrive};
 pub use error::{CommitError, Error};
@@ -296,7 +296,7 @@ impl Settlement {
 /// What to make of a row. Each of them ends the lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// DONE.
+    /// DONE, or deleted by a store that was told not to keep what is done.
     Done,
     /// RETRY, one attempt more, available after the delay.
     Retry {

@@ -72,6 +72,10 @@ slots! {
     settle_done_by_seq,
     /// Makes rows DONE.
     settle_done,
+    /// Deletes, instead of making them DONE, rows whose numbers are known, all under one lease.
+    delete_done_by_seq,
+    /// Deletes rows instead of making them DONE.
+    delete_done,
     /// Every other settlement.
     settle_other,
     /// The ids whose leases stand in pending rows.
@@ -90,6 +94,8 @@ slots! {
     purge,
     /// The start of a query for rows to purge.
     purgeable,
+    /// Up to which number rows are looked at that are purged by their age alone.
+    oldest,
     /// Creates the table of applied migrations.
     create_history,
     /// The newest applied migration.

@@ -59,6 +59,7 @@ pub struct MySqlStore {
     tasks: TaskTracker,
     inserts: Inserts,
     sql: Arc<Statements>,
+    deletes_done: bool,
 }
 
 /// Everything that belongs to one table.
@@ -70,6 +71,8 @@ struct Statements {
     lease_claimed: Many,
     settle_done_by_seq: Many,
     settle_done: Many,
+    delete_done_by_seq: Many,
+    delete_done: Many,
     settle_other: Many,
     held: Many,
     renew: Many,
@@ -89,6 +92,8 @@ impl Statements {
             lease_claimed: many(sql::LEASE_CLAIMED, sql::VALUE),
             settle_done_by_seq: many(slots.settle_done_by_seq, sql::VALUE),
             settle_done: many(slots.settle_done, sql::LEASE),
+            delete_done_by_seq: many(slots.delete_done_by_seq, sql::VALUE),
+            delete_done: many(slots.delete_done, sql::LEASE),
             settle_other: Many::new(slots.settle_other, sql::CHANGE, " UNION ALL ", &table),
             held: many(slots.held, sql::LEASE),
             renew: many(slots.renew, sql::LEASE),
@@ -112,6 +117,7 @@ impl MySqlStore {
             tasks: TaskTracker::new(),
             inserts: Inserts::default(),
             sql: Arc::new(Statements::new(TableName::default())),
+            deletes_done: false,
         }
     }
 
@@ -149,6 +155,16 @@ impl MySqlStore {
     /// gives itself such a version and cannot. Claims then wait for each other, which is slower and as correct.
     pub fn with_skip_locked(mut self, skip_locked: bool) -> Self {
         self.skip_locked = Some(skip_locked);
+        self
+    }
+
+    /// The same store, but what is DONE is deleted instead of kept, by whoever settles through this store or a clone of it.
+    ///
+    /// The table then holds only what is pending or DEAD, and nothing has to be purged. The price is that nothing tells of
+    /// what was delivered, and that the id of a delivered event is free again: an insert of the same id is not refused.
+    /// Default: rows are kept, and [`Options::retention_done`](posthaste_core::Options::retention_done) says for how long.
+    pub fn deleting_done(mut self) -> Self {
+        self.deletes_done = true;
         self
     }
 

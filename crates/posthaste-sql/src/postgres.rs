@@ -26,7 +26,7 @@ use sqlx::{ConnectOptions, Connection, SqlStr};
 use crate::dialect::Slots;
 use crate::table::TableName;
 use crate::url::{Scheme, expect};
-use sql::{CHANNEL, DIALECT, INSERT_ONE, NOTIFY};
+use sql::{CHANNEL, DIALECT, INSERT_ONE, NOTIFY, SETTLE_AND_DELETE_DONE};
 
 /// Connections of a pool of ours: a relay needs two or three, the rest is for transactions.
 const CONNECTIONS: u32 = 10;
@@ -55,6 +55,7 @@ pub struct PgStore {
     pool: PgPool,
     sql: Arc<Statements>,
     wake_ups: bool,
+    deletes_done: bool,
 }
 
 /// Everything made from the name of the table.
@@ -62,6 +63,7 @@ struct Statements {
     table: TableName,
     slots: Slots<SqlStr>,
     insert_one: SqlStr,
+    settle_and_delete_done: SqlStr,
     notify: SqlStr,
     channel: String,
 }
@@ -71,6 +73,7 @@ impl Statements {
         Self {
             slots: DIALECT.statements(&table),
             insert_one: DIALECT.statement(INSERT_ONE, &table),
+            settle_and_delete_done: DIALECT.statement(SETTLE_AND_DELETE_DONE, &table),
             notify: DIALECT.statement(NOTIFY, &table),
             channel: DIALECT.fill(CHANNEL, &table),
             table,
@@ -83,7 +86,8 @@ impl PgStore {
     ///
     /// A relay that is woken by other processes keeps one more connection, with the options of the pool.
     pub fn new(pool: PgPool) -> Self {
-        Self { pool, sql: Arc::new(Statements::new(TableName::default())), wake_ups: true }
+        let sql = Arc::new(Statements::new(TableName::default()));
+        Self { pool, sql, wake_ups: true, deletes_done: false }
     }
 
     /// A store at a `postgres:` URL, with a pool of up to 10 connections. For TLS, build with the feature `tls`.
@@ -137,6 +141,16 @@ impl PgStore {
     /// The same store without LISTEN and NOTIFY: processes find each other's rows by polling alone.
     pub fn without_wake_ups(mut self) -> Self {
         self.wake_ups = false;
+        self
+    }
+
+    /// The same store, but what is DONE is deleted instead of kept, by whoever settles through this store or a clone of it.
+    ///
+    /// The table then holds only what is pending or DEAD, and nothing has to be purged. The price is that nothing tells of
+    /// what was delivered, and that the id of a delivered event is free again: an insert of the same id is not refused.
+    /// Default: rows are kept, and [`Options::retention_done`](posthaste_core::Options::retention_done) says for how long.
+    pub fn deleting_done(mut self) -> Self {
+        self.deletes_done = true;
         self
     }
 

@@ -58,6 +58,7 @@ pub struct SqliteStore {
     relay: SqlitePool,
     gate: Gate,
     sql: Arc<Statements>,
+    deletes_done: bool,
 }
 
 /// Everything made from the name of the table.
@@ -88,6 +89,7 @@ impl SqliteStore {
             pool,
             gate: Gate::new(BUSY_TIMEOUT),
             sql: Arc::new(Statements::new(TableName::default())),
+            deletes_done: false,
         }
     }
 
@@ -159,6 +161,16 @@ impl SqliteStore {
     pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
         self.sql = Arc::new(Statements::new(TableName::parse(table)?));
         Ok(self)
+    }
+
+    /// The same store, but what is DONE is deleted instead of kept, by whoever settles through this store or a clone of it.
+    ///
+    /// The table then holds only what is pending or DEAD, and nothing has to be purged. The price is that nothing tells of
+    /// what was delivered, and that the id of a delivered event is free again: an insert of the same id is not refused.
+    /// Default: rows are kept, and [`Options::retention_done`](posthaste_core::Options::retention_done) says for how long.
+    pub fn deleting_done(mut self) -> Self {
+        self.deletes_done = true;
+        self
     }
 
     /// Closes all connections.

@@ -139,10 +139,14 @@ impl Table {
         claimed
     }
 
-    pub(super) fn settle(&mut self, settlement: &Settlement, now: Timestamp) -> Settled {
+    pub(super) fn settle(&mut self, settlement: &Settlement, now: Timestamp, deletes_done: bool) -> Settled {
         let Some(&seq) = self.seqs.get(&settlement.id) else { return Settled::Lost };
         if !self.rows[&seq].is_held_under(&settlement.lease) {
             return Settled::Lost;
+        }
+        if deletes_done && settlement.action == Action::Done {
+            self.remove(seq);
+            return Settled::Applied;
         }
         self.change(seq, |row| {
             row.lease = None;

@@ -19,6 +19,7 @@ use crate::metrics::{self, Metrics, NoMetrics};
 use crate::options::{self, Options};
 use crate::poller::{Poller, Source};
 use crate::registry::{self, Registry};
+use crate::retention::Retention;
 use crate::retry::Jitter;
 use crate::signal::Signals;
 use crate::store::{self, Leases, RelayStore, Store};
@@ -149,9 +150,10 @@ impl<S: Store> OutboxBuilder<S> {
         self.options.check()?;
         let registry = self.registry?;
         if self.scenario == Scenario::WriterOnly {
+            let retention = Retention::start(self.store.clone(), &self.options, self.metrics, self.jitter.clone());
             let signals = self.store.signal().map(|signal| Arc::new(Signals::start(signal, None, self.jitter)));
             let after = Arc::new(AfterWrite::new(self.hooks, None, signals.clone(), tasks.clone()));
-            return Ok(Outbox(Arc::new(Inner { store: self.store, after, relay: None, signals, tasks })));
+            return Ok(Outbox(Arc::new(Inner { store: self.store, after, relay: None, signals, retention, tasks })));
         }
         if registry.is_empty() {
             return Err(StartError::NoListener);
@@ -180,6 +182,8 @@ impl<S: Store> OutboxBuilder<S> {
             .build()?;
         poller.start();
         let wake = dispatcher.poller_wake();
+        let retention =
+            Retention::start(self.store.clone(), &self.options, Arc::clone(&self.metrics), self.jitter.clone());
         let signals = self.store.signal().map(|signal| Arc::new(Signals::start(signal, Some(wake), self.jitter)));
         let dispatching = Some(Arc::clone(&dispatcher));
         let after = Arc::new(AfterWrite::new(self.hooks, dispatching, signals.clone(), tasks.clone()));
@@ -193,7 +197,7 @@ impl<S: Store> OutboxBuilder<S> {
             deadline: self.options.shutdown_deadline,
             _counting: counting,
         });
-        Ok(Outbox(Arc::new(Inner { store: self.store, after, relay, signals, tasks })))
+        Ok(Outbox(Arc::new(Inner { store: self.store, after, relay, signals, retention, tasks })))
     }
 }
 

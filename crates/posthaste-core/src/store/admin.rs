@@ -171,6 +171,9 @@ pub struct Purge {
     pub dead_after: Option<Duration>,
     /// How long rows of any status are kept after their insert, for tables that are only appended to and read from the
     /// log. Deletes what was never delivered, too: leave it out unless nobody settles rows.
+    ///
+    /// A database may look for them in the order of their numbers, and end where rows are young: one whose moment of insert
+    /// was set by hand, out of order, is then deleted once those before it are.
     pub any_after: Option<Duration>,
     /// The most rows to delete in one call. Default 1000, so that locks are short.
     pub chunk: usize,

@@ -12,7 +12,10 @@ use crate::hook::panic_text;
 /// A store whose panics are errors like any other.
 pub(crate) struct Contained(pub(crate) Arc<dyn RelayStore>);
 
-fn contained<'a, T>(call: impl Future<Output = Result<T, Error>> + Send + 'a) -> BoxFuture<'a, Result<T, Error>> {
+/// The call, whose panic is an error.
+pub(crate) fn contained<'a, T>(
+    call: impl Future<Output = Result<T, Error>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, Error>> {
     let call = AssertUnwindSafe(call).catch_unwind();
     Box::pin(call.map(|answer| {
         answer

@@ -5,6 +5,7 @@
 
 mod containment;
 mod listeners;
+mod retention;
 mod writing;
 
 use std::time::Duration;

@@ -112,16 +112,20 @@ impl MySqlStore {
         let mut conditions = Vec::new();
         for (status, kept) in [(Status::Done, purge.done_after), (Status::Dead, purge.dead_after)] {
             let Some(kept) = kept else { continue };
-            conditions.push((format!("stage = {} AND stage_at", status.code()), kept, "stage_at"));
+            conditions.push((None, format!("stage = {} AND stage_at", status.code()), kept, "stage_at"));
         }
         if let Some(kept) = purge.any_after {
-            // Walks the table from its oldest row on: an index for this would cost every insert.
-            conditions.push(("created_at".to_owned(), kept, "seq"));
+            // A query of its own: inside of the other it would lock what it looks at.
+            let oldest: Option<i64> = sqlx::query_scalar(self.sql.slots.oldest.clone()).fetch_one(&self.pool).await?;
+            conditions.push((oldest, "created_at".to_owned(), kept, "seq"));
         }
         let mut purged = 0;
-        for (condition, kept, order) in conditions {
+        for (up_to, condition, kept, order) in conditions {
             let left = limit(purge.chunk).saturating_sub_unsigned(purged);
             let mut query = QueryBuilder::<MySql>::new(self.sql.slots.purge.as_str());
+            if let Some(seq) = up_to {
+                query.push("seq <= ").push_bind(seq).push(" AND ");
+            }
             query.push(condition).push(" <= TIMESTAMPADD(MICROSECOND, -").push_bind(length(kept));
             query.push(format_args!(", UTC_TIMESTAMP(6)) ORDER BY {order} LIMIT ")).push_bind(left);
             let mut tx = self.begin_relay().await?;

@@ -51,16 +51,21 @@ impl MySqlStore {
     ///
     /// sqlx asks the server for the number of rows that it found, not only of those that it found different.
     async fn apply(&self, connection: &mut MySqlConnection, round: &Round<'_>) -> Result<u64, sqlx::Error> {
+        let (done_by_seq, done) = if self.deletes_done {
+            (&self.sql.delete_done_by_seq, &self.sql.delete_done)
+        } else {
+            (&self.sql.settle_done_by_seq, &self.sql.settle_done)
+        };
         let mut applied = 0;
         for (lease, seqs) in round.done_by_seq() {
             for seqs in seqs.chunks(MOST) {
-                let (sql, size) = self.sql.settle_done_by_seq.at_least(seqs.len());
+                let (sql, size) = done_by_seq.at_least(seqs.len());
                 let query = fill(seqs, size).fold(sqlx::query(sql), |query, seq| query.bind(*seq));
                 applied += query.bind(lease.as_str()).execute(&mut *connection).await?.rows_affected();
             }
         }
         for leases in round.done_by_id().chunks(MOST) {
-            let (sql, size) = self.sql.settle_done.at_least(leases.len());
+            let (sql, size) = done.at_least(leases.len());
             let query = bind_leases(sqlx::query(sql), leases, size);
             applied += query.execute(&mut *connection).await?.rows_affected();
         }

@@ -56,12 +56,12 @@ impl AdminStore for PgStore {
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
         Box::pin(async move {
             let mut purged = 0;
-            for (condition, kept) in purgeable(purge) {
+            for purgeable in self.purgeable(purge) {
                 let left = limit(purge.chunk) - i64::try_from(purged).unwrap_or(i64::MAX);
                 if left <= 0 {
                     break;
                 }
-                purged += self.retrying(|| self.run(self.purge_query(&condition, kept, left))).await?;
+                purged += self.retrying(|| self.run(self.purge_query(&purgeable, left))).await?;
             }
             Ok(purged)
         })
@@ -94,33 +94,46 @@ impl PgStore {
         query
     }
 
-    fn purge_query(&self, condition: &str, kept: Duration, chunk: i64) -> QueryBuilder<Postgres> {
+    fn purgeable(&self, purge: &Purge) -> Vec<Purgeable> {
+        let mut all = Vec::new();
+        for (status, kept) in [(Status::Done, purge.done_after), (Status::Dead, purge.dead_after)] {
+            let Some(kept) = kept else { continue };
+            let status = format!("{FINAL} AND status = {} AND ", status.code());
+            // With one end, the range would look so wide to the planner that it walks the table until it finds a chunk.
+            let ended = status.clone() + "done_at >= '-infinity' AND done_at";
+            all.push(Purgeable { condition: ended, kept, order: " ORDER BY done_at" });
+            // Statements of other programs may end a row without the moment; its insert then stands in for it.
+            all.push(Purgeable { condition: status + "done_at IS NULL AND created_at", kept, order: "" });
+        }
+        if let Some(kept) = purge.any_after {
+            let oldest = self.sql.slots.oldest.as_str();
+            let condition = format!("seq > -9223372036854775807 AND seq <= ({oldest}) AND created_at");
+            all.push(Purgeable { condition, kept, order: " ORDER BY seq" });
+        }
+        all
+    }
+
+    fn purge_query(&self, purgeable: &Purgeable, chunk: i64) -> QueryBuilder<Postgres> {
         let mut query = QueryBuilder::new(self.sql.slots.purge.as_str());
-        query.push(self.sql.slots.purgeable.as_str()).push(condition);
-        query.push(" <= (SELECT clock_timestamp() - ").push_bind(interval(kept)).push(")");
-        query.push(" LIMIT ").push_bind(chunk).push(LOCK);
+        query.push(self.sql.slots.purgeable.as_str()).push(&purgeable.condition);
+        query.push(" <= (SELECT clock_timestamp() - ").push_bind(interval(purgeable.kept)).push(")");
+        query.push(purgeable.order).push(" LIMIT ").push_bind(chunk).push(LOCK);
         query
     }
 
-    /// Carries out a statement that writes, and says how many rows it changed.
+    /// Carries out a statement that writes, and says how many rows it changed. It is planned anew each time: a plan that was
+    /// made while the table was small would walk the whole of it once it is large.
     async fn run(&self, mut query: QueryBuilder<Postgres>) -> Result<u64, sqlx::Error> {
-        Ok(query.build().execute(&self.pool).await?.rows_affected())
+        Ok(query.build().persistent(false).execute(&self.pool).await?.rows_affected())
     }
 }
 
-/// Conditions for rows to purge, up to the moment since when they are kept, and for how long.
-fn purgeable(purge: &Purge) -> Vec<(String, Duration)> {
-    let mut conditions = Vec::new();
-    for (status, kept) in [(Status::Done, purge.done_after), (Status::Dead, purge.dead_after)] {
-        let Some(kept) = kept else { continue };
-        let status = format!("{FINAL} AND status = {} AND ", status.code());
-        conditions.push((status.clone() + "done_at", kept));
-        // Statements of other programs may end a row without the moment; its insert then stands in for it.
-        conditions.push((status + "done_at IS NULL AND created_at", kept));
-    }
-    if let Some(kept) = purge.any_after {
-        // Walks the table from its oldest page on: an index for this would cost every insert.
-        conditions.push(("created_at".to_owned(), kept));
-    }
-    conditions
+/// Rows to purge.
+struct Purgeable {
+    /// What they must be, up to the moment since when they are kept.
+    condition: String,
+    /// For how long they are kept.
+    kept: Duration,
+    /// By the index that is to be walked.
+    order: &'static str,
 }

@@ -27,16 +27,23 @@ impl PgStore {
     async fn settle_round(&self, round: &[(usize, &Settlement)]) -> Result<Vec<i64>, sqlx::Error> {
         let leases: Vec<_> = round.iter().map(|(_, settlement)| settlement.lease.as_str()).collect();
         let query = if round.iter().all(|(_, settlement)| settlement.action == Action::Done) {
+            let slots = &self.sql.slots;
+            let (by_seq, by_id) = if self.deletes_done {
+                (&slots.delete_done_by_seq, &slots.delete_done)
+            } else {
+                (&slots.settle_done_by_seq, &slots.settle_done)
+            };
             let seqs: Option<Vec<_>> = round.iter().map(|(_, settlement)| settlement.seq).collect();
             match seqs {
-                Some(seqs) => sqlx::query_scalar(self.sql.slots.settle_done_by_seq.clone()).bind(seqs),
-                None => sqlx::query_scalar(self.sql.slots.settle_done.clone()).bind(ids(round)),
+                Some(seqs) => sqlx::query_scalar(by_seq.clone()).bind(seqs),
+                None => sqlx::query_scalar(by_id.clone()).bind(ids(round)),
             }
             .bind(leases)
             .bind(true)
         } else {
             let changes: Vec<_> = round.iter().map(|(_, settlement)| change(&settlement.action)).collect();
-            sqlx::query_scalar(self.sql.slots.settle_other.clone())
+            let sql = if self.deletes_done { &self.sql.settle_and_delete_done } else { &self.sql.slots.settle_other };
+            sqlx::query_scalar(sql.clone())
                 .bind(ids(round))
                 .bind(leases)
                 .bind(true)

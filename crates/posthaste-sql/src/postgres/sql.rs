@@ -51,6 +51,32 @@ macro_rules! done {
     };
 }
 
+/// Settlements of every kind, each with its place.
+macro_rules! settlements {
+    () => {
+        "unnest($1::text[], $2::text[], $4::smallint[], $5::integer[], $6::interval[], $7::text[]) \
+         WITH ORDINALITY AS s (event_id, lease, status, attempts, delay, error, place) \
+         WHERE t.event_id = ANY ($1) AND t.event_id = s.event_id "
+    };
+}
+
+/// Settles rows of every kind. Where a change is NULL the column stays as it is.
+macro_rules! settle_other {
+    ($($condition:literal)?) => {
+        concat!(
+            "UPDATE {table} AS t SET status = coalesce(s.status, t.status), attempts = t.attempts + s.attempts, \
+             available_at = coalesce((SELECT clock_timestamp()) + s.delay, t.available_at), \
+             done_at = CASE WHEN s.status IN (1, 3) THEN (SELECT clock_timestamp()) ELSE t.done_at END, \
+             last_error = coalesce(s.error, t.last_error), locked_by = NULL, locked_at = NULL FROM ",
+            settlements!(),
+            held!(),
+            $($condition,)?
+            planned_anew!("$3"),
+            "RETURNING s.place"
+        )
+    };
+}
+
 // The clock is asked in a subquery: so it is asked once, after the rows that a statement sees were written, and what it
 // says can be looked up in an index. now() would be the moment at which the transaction began.
 pub(super) const DIALECT: Dialect = Dialect {
@@ -109,19 +135,23 @@ pub(super) const DIALECT: Dialect = Dialect {
             planned_anew!("$3"),
             "RETURNING s.place"
         ),
-        // Where a change is NULL the column stays as it is.
-        settle_other: concat!(
-            "UPDATE {table} AS t SET status = coalesce(s.status, t.status), attempts = t.attempts + s.attempts, \
-             available_at = coalesce((SELECT clock_timestamp()) + s.delay, t.available_at), \
-             done_at = CASE WHEN s.status IN (1, 3) THEN (SELECT clock_timestamp()) ELSE t.done_at END, \
-             last_error = coalesce(s.error, t.last_error), locked_by = NULL, locked_at = NULL \
-             FROM unnest($1::text[], $2::text[], $4::smallint[], $5::integer[], $6::interval[], $7::text[]) \
-             WITH ORDINALITY AS s (event_id, lease, status, attempts, delay, error, place) \
+        delete_done_by_seq: concat!(
+            "DELETE FROM {table} AS t \
+             USING unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS s (seq, lease, place) \
+             WHERE t.seq = ANY ($1) AND t.seq = s.seq ",
+            held!(),
+            planned_anew!("$3"),
+            "RETURNING s.place"
+        ),
+        delete_done: concat!(
+            "DELETE FROM {table} AS t \
+             USING unnest($1::text[], $2::text[]) WITH ORDINALITY AS s (event_id, lease, place) \
              WHERE t.event_id = ANY ($1) AND t.event_id = s.event_id ",
             held!(),
             planned_anew!("$3"),
             "RETURNING s.place"
         ),
+        settle_other: settle_other!(),
         // Every settlement says by itself which leases stood.
         held: "",
         renew: concat!(
@@ -147,6 +177,9 @@ pub(super) const DIALECT: Dialect = Dialect {
                   WHERE seq = ANY (ARRAY(SELECT seq FROM {table} WHERE status IN (1, 3) AND status = 3",
         purge: "DELETE FROM {table} WHERE seq = ANY (ARRAY(",
         purgeable: "SELECT seq FROM {table} WHERE ",
+        // An index on created_at would cost every insert. Numbers rise with the moments of inserts, but for some that happened
+        // at the same time, so what is old is among the first; when none of them is, the rest is not walked.
+        oldest: "SELECT min(seq) + 999 FROM {table}",
 
         create_history: "CREATE TABLE IF NOT EXISTS {schema}posthaste_migration (\
                          table_name TEXT NOT NULL, version BIGINT NOT NULL, name TEXT NOT NULL, \
@@ -156,6 +189,18 @@ pub(super) const DIALECT: Dialect = Dialect {
         record_applied: "INSERT INTO {schema}posthaste_migration (table_name, version, name) VALUES ($1, $2, $3)",
     },
 };
+
+/// Settles rows of every kind, and deletes those that are done: one statement, so that it can be tried again as a whole.
+pub(super) const SETTLE_AND_DELETE_DONE: &str = concat!(
+    "WITH deleted AS (DELETE FROM {table} AS t USING ",
+    settlements!(),
+    held!(),
+    "AND s.status = 1 ",
+    planned_anew!("$3"),
+    "RETURNING s.place), changed AS (",
+    settle_other!("AND s.status IS DISTINCT FROM 1 "),
+    ") SELECT place FROM deleted UNION ALL SELECT place FROM changed"
+);
 
 /// One row.
 pub(super) const INSERT_ONE: &str = concat!(

@@ -98,8 +98,7 @@ impl SqliteStore {
             conditions.push((status + "done_at IS NULL AND created_at <= ", kept));
         }
         if let Some(kept) = purge.any_after {
-            // Walks the table from its oldest row on: an index for this would cost every insert.
-            conditions.push(("created_at <= ".to_owned(), kept));
+            conditions.push((format!("seq <= ({}) AND created_at <= ", self.sql.slots.oldest.as_str()), kept));
         }
         let mut query = QueryBuilder::new(self.sql.slots.purge.as_str());
         for (index, (condition, kept)) in conditions.iter().enumerate() {
@@ -139,6 +138,10 @@ mod tests {
         assert_eq!(purge.matches("INDEX outbox_event_final (status=? AND done_at<?)").count(), 2, "{purge}");
         assert_eq!(purge.matches("INDEX outbox_event_final (status=? AND done_at=?)").count(), 2, "{purge}");
         assert!(!purge.contains("SCAN outbox_event"), "{purge}");
+        let purge = Purge { any_after: day, ..Purge::default() };
+        let purge = plan(&store, store.purge_query(&purge).unwrap()).await;
+        assert!(purge.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid<?)"), "{purge}");
+        assert!(!purge.contains("TEMP B-TREE"), "{purge}");
 
         let redrive = plan(&store, store.redrive_query(&Redrive::matching(Filter::default()))).await;
         assert!(redrive.contains("INDEX outbox_event_final (status=?)"), "{redrive}");

@@ -44,11 +44,20 @@ impl SqliteStore {
         let mut applied = 0;
         for (lease, seqs) in round.done_by_seq() {
             let seqs = serde_json::to_string(&seqs).expect("numbers are JSON");
-            let query = sqlx::query(self.sql.slots.settle_done_by_seq.clone()).bind(seqs).bind(now.as_micros());
-            applied += query.bind(lease.as_str()).execute(&mut *connection).await?.rows_affected();
+            let query = if self.deletes_done {
+                sqlx::query(self.sql.slots.delete_done_by_seq.clone()).bind(seqs).bind(lease.as_str())
+            } else {
+                let query = sqlx::query(self.sql.slots.settle_done_by_seq.clone());
+                query.bind(seqs).bind(lease.as_str()).bind(now.as_micros())
+            };
+            applied += query.execute(&mut *connection).await?.rows_affected();
         }
         if let Some(done) = round.done_by_id() {
-            let query = sqlx::query(self.sql.slots.settle_done.clone()).bind(done).bind(now.as_micros());
+            let query = if self.deletes_done {
+                sqlx::query(self.sql.slots.delete_done.clone()).bind(done)
+            } else {
+                sqlx::query(self.sql.slots.settle_done.clone()).bind(done).bind(now.as_micros())
+            };
             applied += query.execute(&mut *connection).await?.rows_affected();
         }
         if let Some(others) = round.others(now) {

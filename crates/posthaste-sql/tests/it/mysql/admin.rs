@@ -121,3 +121,23 @@ async fn purge_keeps_each_kind_for_its_time() {
     assert_eq!(purge(Purge { any_after: Some(hour * 2), ..Purge::default() }).await, 0);
     assert_eq!(purge(Purge { any_after: Some(hour), ..Purge::default() }).await, 1);
 }
+
+#[tokio::test]
+async fn a_purge_that_finds_nothing_does_not_walk_the_table() {
+    let database = Database::new().await;
+    let store = database.store_of_one().await;
+    for _ in 0..10 {
+        write(&store, (0..500).map(|_| Event::of_json("x", "{}").unwrap())).await;
+    }
+    execute(&store, "UPDATE outbox_event SET status = 1, done_at = UTC_TIMESTAMP(6) WHERE seq % 2 = 0").await;
+    let day = Some(Duration::from_secs(86_400));
+    let purge = Purge { done_after: day, dead_after: day, any_after: day, ..Purge::default() };
+    assert_eq!(store.purge(&purge).await.unwrap(), 0);
+    execute(&store, "FLUSH STATUS").await;
+    assert_eq!(store.purge(&purge).await.unwrap(), 0);
+    let read: Vec<(String, String)> =
+        sqlx::query_as("SHOW SESSION STATUS LIKE 'Handler\\_read\\_%'").fetch_all(store.pool()).await.unwrap();
+    let read: u64 = read.iter().map(|(_, count)| count.parse::<u64>().unwrap()).sum();
+    // The oldest thousand are looked at.
+    assert!(read < 1_100, "{read} rows read of 5000 for nothing");
+}

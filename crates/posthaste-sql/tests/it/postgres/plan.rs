@@ -1,16 +1,22 @@
 //! Statements that were prepared when the table was empty, once it is not.
 
-use posthaste_core::store::{Action, AdminStore, RelayStore, Settlement};
+use std::time::Duration;
+
+use posthaste_core::store::{Action, AdminStore, Purge, RelayStore, Settlement};
+use posthaste_sql::PgStore;
 
 use super::support::{Database, claim, sql, write};
 use crate::support::{event, settle_all};
 
 #[tokio::test]
 async fn a_backlog_is_not_walked_as_a_whole_by_plans_of_an_empty_table() {
-    for analyzed in [false, true] {
+    for (analyzed, deleting) in [(false, false), (true, false), (false, true), (true, true)] {
         let database = Database::new().await;
         // One connection, so that the plans are kept on it.
-        let store = database.store_of_one().await;
+        let mut store = database.store_of_one().await;
+        if deleting {
+            store = store.deleting_done();
+        }
         if analyzed {
             sql(&store, "VACUUM ANALYZE outbox_event").await;
         }
@@ -19,20 +25,12 @@ async fn a_backlog_is_not_walked_as_a_whole_by_plans_of_an_empty_table() {
             let (lease, claimed) = claim(&store, 100).await;
             store.settle(&settle_all(&lease, &claimed, &Action::Done)).await.unwrap();
             store.settle(&[Settlement::new(claimed.rows[0].event.id().clone(), lease, Action::Done)]).await.unwrap();
+            settle_mixed(&store).await;
             sql(&store, "DELETE FROM outbox_event").await;
         }
         write(&store, (0..20_000).map(|n| event(&n.to_string()))).await;
 
-        let walked = async || {
-            sql(&store, "SELECT pg_stat_force_next_flush()").await;
-            sqlx::query_scalar::<_, i64>(
-                "SELECT (seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_tables WHERE relname = 'outbox_event'",
-            )
-            .fetch_one(store.pool())
-            .await
-            .unwrap()
-        };
-        let before = walked().await;
+        let before = walked(&store).await;
         for by_seq in [true, false] {
             let (lease, claimed) = claim(&store, 100).await;
             let mut settlements = settle_all(&lease, &claimed, &Action::Done);
@@ -41,9 +39,60 @@ async fn a_backlog_is_not_walked_as_a_whole_by_plans_of_an_empty_table() {
             }
             store.settle(&settlements).await.unwrap();
         }
-        let walked = walked().await - before;
+        settle_mixed(&store).await;
+        let walked = walked(&store).await - before;
         // Each row is touched by the search, the claim and the settlement.
-        assert!(walked < 2_000, "{walked} rows walked for 200, analyzed: {analyzed}");
-        assert_eq!(store.counts().await.unwrap().done, 200);
+        assert!(walked < 3_000, "{walked} rows walked for 300, analyzed: {analyzed}, deleting: {deleting}");
+        let counts = store.counts().await.unwrap();
+        assert_eq!((counts.new, counts.retry), (19_701, 1));
+        assert_eq!(counts.done, if deleting { 0 } else { 299 });
     }
+}
+
+#[tokio::test]
+async fn a_purge_that_finds_nothing_does_not_walk_the_table() {
+    let database = Database::new().await;
+    let store = database.store_of_one().await;
+    let day = Some(Duration::from_secs(86_400));
+    let purge = Purge { done_after: day, dead_after: day, any_after: day, ..Purge::default() };
+    // Often enough for a plan to be kept, if one were.
+    for _ in 0..10 {
+        assert_eq!(store.purge(&purge).await.unwrap(), 0);
+    }
+    sql(
+        &store,
+        "INSERT INTO outbox_event (event_id, event_type, payload, status, done_at) \
+         SELECT n, 'x', '{}', 1 + n % 2 * 2, clock_timestamp() FROM generate_series(1, 20000) AS n",
+    )
+    .await;
+    for analyzed in [false, true] {
+        if analyzed {
+            sql(&store, "VACUUM ANALYZE outbox_event").await;
+        }
+        let before = walked(&store).await;
+        assert_eq!(store.purge(&purge).await.unwrap(), 0);
+        let walked = walked(&store).await - before;
+        // The oldest thousand are looked at.
+        assert!(walked <= 1_100, "{walked} rows walked for nothing, analyzed: {analyzed}");
+    }
+}
+
+/// How many rows the server has looked at so far.
+async fn walked(store: &PgStore) -> i64 {
+    sql(store, "SELECT pg_stat_force_next_flush()").await;
+    sqlx::query_scalar(
+        "SELECT (seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_tables WHERE relname = 'outbox_event'",
+    )
+    .fetch_one(store.pool())
+    .await
+    .unwrap()
+}
+
+/// Claims up to a hundred rows, of which the first fails and the others are done.
+async fn settle_mixed(store: &PgStore) {
+    write(store, [event("y")]).await;
+    let (lease, claimed) = claim(store, 100).await;
+    let mut settlements = settle_all(&lease, &claimed, &Action::Done);
+    settlements[0].action = Action::Retry { delay: Duration::from_secs(3600), error: "no".into() };
+    store.settle(&settlements).await.unwrap();
 }
