@@ -34,6 +34,8 @@ pub mod admin;
 #[doc(hidden)]
 pub mod claim;
 #[doc(hidden)]
+pub mod foreign;
+#[doc(hidden)]
 pub mod insert;
 #[doc(hidden)]
 pub mod settle;
@@ -59,7 +61,7 @@ pub mod poll;
 pub mod nodes;
 
 pub use faulty::{Call, Fault, Faults, Faulty};
-pub use fixture::{Fixture, ForeignTx, MariaDbFixture, MemoryFixture, PgFixture, SqliteFixture, Tables};
+pub use fixture::{Fixture, ForeignTx, MariaDbFixture, MemoryFixture, PgFixture, Polled, SqliteFixture, Tables, Value};
 pub use meter::{Meter, Tally};
 pub use outboxes::{no_interval, start};
 pub use tap::{Inbox, Tap};
@@ -258,6 +260,11 @@ macro_rules! table_tests {
                 case_39_from_empty_and_repeated,
                 case_39_dry_run,
                 case_39_outbox_without_a_table,
+            }
+            foreign {
+                case_76_inserted_by_another_program,
+                case_76_marked_by_another_program,
+                case_76_without_a_payload,
             }
         }
         $crate::tests! { #[tokio::test(flavor = "multi_thread", worker_threads = 4)] $fixture;
