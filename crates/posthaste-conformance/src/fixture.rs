@@ -104,6 +104,12 @@ pub trait Tables: Fixture {
     fn poll(&self, sql: &str, values: &[Value]) -> impl Future<Output = Vec<Polled>> + Send;
 }
 
+/// A store on a server, which has a clock of its own.
+pub trait Served: Tables {
+    /// Where the database of this fixture is.
+    fn url(&self) -> String;
+}
+
 /// What another program binds to a statement.
 #[derive(Clone, Copy, Debug)]
 pub enum Value {

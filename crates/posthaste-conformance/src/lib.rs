@@ -58,10 +58,14 @@ pub mod poll;
 
 // Part F.
 #[doc(hidden)]
+pub mod clock;
+#[doc(hidden)]
 pub mod nodes;
 
 pub use faulty::{Call, Fault, Faults, Faulty};
-pub use fixture::{Fixture, ForeignTx, MariaDbFixture, MemoryFixture, PgFixture, Polled, SqliteFixture, Tables, Value};
+pub use fixture::{
+    Fixture, ForeignTx, MariaDbFixture, MemoryFixture, PgFixture, Polled, Served, SqliteFixture, Tables, Value,
+};
 pub use meter::{Meter, Tally};
 pub use outboxes::{no_interval, start};
 pub use tap::{Inbox, Tap};
@@ -270,6 +274,20 @@ macro_rules! table_tests {
         $crate::tests! { #[tokio::test(flavor = "multi_thread", worker_threads = 4)] $fixture;
             table {
                 case_39_two_processes_at_once,
+            }
+        }
+    };
+}
+
+/// Makes a test of every case that concerns stores on servers, for a [`Fixture`] that is [`Served`]. The program needs an
+/// ignored test `node` at its root, which runs [`clock::node`].
+#[macro_export]
+macro_rules! server_tests {
+    ($fixture:ty) => {
+        $crate::tests! { #[tokio::test] $fixture;
+            clock {
+                case_77_an_hour_ahead,
+                case_77_an_hour_behind,
             }
         }
     };
