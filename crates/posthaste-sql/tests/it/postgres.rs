@@ -5,6 +5,7 @@ mod fault;
 mod migration;
 mod plan;
 mod relay;
+mod roles;
 mod signal;
 mod support;
 mod write;
