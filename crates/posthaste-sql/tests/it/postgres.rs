@@ -3,6 +3,7 @@
 mod cancel;
 mod fault;
 mod migration;
+mod outage;
 mod plan;
 mod relay;
 mod roles;
