@@ -8,9 +8,10 @@ mod sqlite;
 use std::future::Future;
 use std::time::Duration;
 
-use posthaste_core::EventId;
 use posthaste_core::store::{Error, Store, WriteStore};
+use posthaste_core::{EventId, Timestamp};
 use posthaste_sql::Scheme;
+use sqlx::{ColumnIndex, Decode, Row, Type};
 
 pub use mariadb::MariaDbFixture;
 pub use memory::MemoryFixture;
@@ -98,4 +99,53 @@ pub trait Tables: Fixture {
 
     /// Carries out SQL as it is.
     fn execute(&self, sql: &str) -> impl Future<Output = ()> + Send;
+
+    /// Prepares a statement of another program, with `?` for each value, and carries it out. How many rows it changed.
+    fn change(&self, sql: &str, values: &[Value]) -> impl Future<Output = u64> + Send;
+
+    /// Prepares a query of another program for pending rows, with `?` for each value, and carries it out.
+    fn poll(&self, sql: &str, values: &[Value]) -> impl Future<Output = Vec<Polled>> + Send;
+}
+
+/// A store on a server, which has a clock of its own.
+pub trait Served: Tables {
+    /// Where the database of this fixture is.
+    fn url(&self) -> String;
+}
+
+/// What another program binds to a statement.
+#[derive(Clone, Copy, Debug)]
+pub enum Value {
+    /// A text, or NULL.
+    Text(Option<&'static str>),
+    /// A number.
+    Number(i64),
+    /// A moment, as the columns of times have it.
+    Moment(Timestamp),
+}
+
+/// What another program reads of a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named after the columns")]
+pub struct Polled {
+    pub event_id: String,
+    pub payload: Option<String>,
+    pub headers: Option<String>,
+    pub attempts: i32,
+}
+
+/// Reads what a query for pending rows has found, in any database.
+fn polled<R: Row>(row: &R) -> Polled
+where
+    for<'a> &'a str: ColumnIndex<R>,
+    for<'a> String: Decode<'a, R::Database> + Type<R::Database>,
+    for<'a> Option<String>: Decode<'a, R::Database> + Type<R::Database>,
+    for<'a> i32: Decode<'a, R::Database> + Type<R::Database>,
+{
+    Polled {
+        event_id: row.get("event_id"),
+        payload: row.get("payload"),
+        headers: row.get("headers"),
+        attempts: row.get("attempts"),
+    }
 }

@@ -34,6 +34,8 @@ pub mod admin;
 #[doc(hidden)]
 pub mod claim;
 #[doc(hidden)]
+pub mod foreign;
+#[doc(hidden)]
 pub mod insert;
 #[doc(hidden)]
 pub mod settle;
@@ -56,10 +58,14 @@ pub mod poll;
 
 // Part F.
 #[doc(hidden)]
+pub mod clock;
+#[doc(hidden)]
 pub mod nodes;
 
 pub use faulty::{Call, Fault, Faults, Faulty};
-pub use fixture::{Fixture, ForeignTx, MariaDbFixture, MemoryFixture, PgFixture, SqliteFixture, Tables};
+pub use fixture::{
+    Fixture, ForeignTx, MariaDbFixture, MemoryFixture, PgFixture, Polled, Served, SqliteFixture, Tables, Value,
+};
 pub use meter::{Meter, Tally};
 pub use outboxes::{no_interval, start};
 pub use tap::{Inbox, Tap};
@@ -124,10 +130,10 @@ macro_rules! store_tests {
                 case_26_large_batch,
                 case_32_lost_lease,
                 case_32_expired_but_not_taken,
-                case_76_done_is_deleted,
-                case_76_every_other_outcome_is_kept,
-                case_76_mixed_batch,
-                case_76_deleted_after_delivery,
+                case_78_done_is_deleted,
+                case_78_every_other_outcome_is_kept,
+                case_78_mixed_batch,
+                case_78_deleted_after_delivery,
             }
             claim {
                 case_27_pending_rows,
@@ -264,10 +270,29 @@ macro_rules! table_tests {
                 case_39_dry_run,
                 case_39_outbox_without_a_table,
             }
+            foreign {
+                case_76_inserted_by_another_program,
+                case_76_marked_by_another_program,
+                case_76_without_a_payload,
+            }
         }
         $crate::tests! { #[tokio::test(flavor = "multi_thread", worker_threads = 4)] $fixture;
             table {
                 case_39_two_processes_at_once,
+            }
+        }
+    };
+}
+
+/// Makes a test of every case that concerns stores on servers, for a [`Fixture`] that is [`Served`]. The program needs an
+/// ignored test `node` at its root, which runs [`clock::node`].
+#[macro_export]
+macro_rules! server_tests {
+    ($fixture:ty) => {
+        $crate::tests! { #[tokio::test] $fixture;
+            clock {
+                case_77_an_hour_ahead,
+                case_77_an_hour_behind,
             }
         }
     };

@@ -260,7 +260,7 @@ pub async fn case_32_expired_but_not_taken<F: Fixture>(fixture: F) {
 
 /// A store that deletes what is DONE does so by id and by number, under the lease that stands in the row only, and frees
 /// the id.
-pub async fn case_76_done_is_deleted<F: Fixture>(fixture: F) {
+pub async fn case_78_done_is_deleted<F: Fixture>(fixture: F) {
     let store = fixture.deleting_done();
     let (bystander, _) = one_leased(&store).await;
     for numbered in [false, true] {
@@ -293,7 +293,7 @@ pub async fn case_76_done_is_deleted<F: Fixture>(fixture: F) {
 }
 
 /// Every other outcome is written into the row, which stays. Another store on the table deletes nothing.
-pub async fn case_76_every_other_outcome_is_kept<F: Fixture>(fixture: F) {
+pub async fn case_78_every_other_outcome_is_kept<F: Fixture>(fixture: F) {
     let (store, keeping) = (fixture.deleting_done(), fixture.store());
     let (id, lease) = one_leased(&store).await;
     settle(&store, &id, &lease, retry(Duration::ZERO)).await;
@@ -315,7 +315,7 @@ pub async fn case_76_every_other_outcome_is_kept<F: Fixture>(fixture: F) {
 }
 
 /// A batch of every kind of outcome, numbered or not, gets the answers that it would get if rows were kept.
-pub async fn case_76_mixed_batch<F: Fixture>(fixture: F) {
+pub async fn case_78_mixed_batch<F: Fixture>(fixture: F) {
     let store = fixture.deleting_done();
     insert(&store, &events(9)).await;
     let (lease, rows) = claim(&store, 10).await;
@@ -355,7 +355,7 @@ pub async fn case_76_mixed_batch<F: Fixture>(fixture: F) {
 }
 
 /// What an outbox delivers, on either path, is gone afterwards.
-pub async fn case_76_deleted_after_delivery<F: Fixture>(fixture: F) {
+pub async fn case_78_deleted_after_delivery<F: Fixture>(fixture: F) {
     let store = fixture.deleting_done();
     insert(&store, &events(20)).await;
     let (outbox, meter) = start(store.clone(), no_interval(), |_: Delivery| async {}).await;

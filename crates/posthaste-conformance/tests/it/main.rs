@@ -5,6 +5,7 @@ mod event;
 mod mariadb {
     posthaste_conformance::store_tests!(posthaste_conformance::MariaDbFixture);
     posthaste_conformance::table_tests!(posthaste_conformance::MariaDbFixture);
+    posthaste_conformance::server_tests!(posthaste_conformance::MariaDbFixture);
 }
 
 mod memory {
@@ -14,9 +15,16 @@ mod memory {
 mod postgres {
     posthaste_conformance::store_tests!(posthaste_conformance::PgFixture);
     posthaste_conformance::table_tests!(posthaste_conformance::PgFixture);
+    posthaste_conformance::server_tests!(posthaste_conformance::PgFixture);
 }
 
 mod sqlite {
     posthaste_conformance::store_tests!(posthaste_conformance::SqliteFixture);
     posthaste_conformance::table_tests!(posthaste_conformance::SqliteFixture);
+}
+
+#[tokio::test]
+#[ignore = "no test: a process that the case about clocks starts"]
+async fn node() {
+    posthaste_conformance::clock::node().await;
 }

@@ -9,7 +9,7 @@ use posthaste_core::store::{Claim, Claimed, Lease};
 use sqlx::postgres::PgConnection;
 
 use super::moment::{Moment, interval};
-use super::{PgStore, row};
+use super::{PgStore, fault, row};
 use crate::admin::limit;
 
 impl PgStore {
@@ -18,6 +18,15 @@ impl PgStore {
             return Ok(Claimed::default());
         }
         let mut connection = self.pool.acquire().await?;
+        let claimed = self.claim_on(&mut connection, claim).await;
+        if claimed.as_ref().is_err_and(fault::is_read_only) {
+            // After a failover a new connection may lead to the primary; this one never will.
+            connection.close_on_drop();
+        }
+        claimed
+    }
+
+    async fn claim_on(&self, connection: &mut PgConnection, claim: &Claim) -> Result<Claimed, sqlx::Error> {
         let query = sqlx::query(self.sql.slots.claim.clone())
             .bind(claim.lease.as_str())
             .bind(interval(claim.skip_recent))
@@ -50,7 +59,7 @@ impl PgStore {
             }
         }
         claimed.next_in = match count {
-            0 => self.next_in(&mut connection).await?,
+            0 => self.next_in(connection).await?,
             _ if count == claim.limit => None,
             _ => next_in,
         };

@@ -1,6 +1,10 @@
 //! What an error of PostgreSQL or of sqlx means to the outbox.
 
+use std::error::Error as StdError;
+use std::fmt;
+
 use posthaste_core::store::{CommitError, Error};
+use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 use crate::table::TableName;
@@ -11,12 +15,12 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
         sqlx::Error::Database(database) => {
             let code = database.code().unwrap_or_default();
             match kind(&code) {
-                Kind::Unavailable => Error::Unavailable(Box::new(error)),
+                Kind::Unavailable => Error::Unavailable(advised(error)),
                 Kind::Busy => Error::Busy(Box::new(error)),
                 Kind::Schema(advice) => {
                     Error::Schema { table: table.to_string(), reason: format!("{}; {advice}", database.message()) }
                 }
-                Kind::Refused => Error::Refused(Box::new(error)),
+                Kind::Refused => Error::Refused(advised(error)),
             }
         }
         sqlx::Error::ColumnDecode { .. } | sqlx::Error::ColumnIndexOutOfBounds { .. } => {
@@ -28,7 +32,7 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
         | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed
-        | sqlx::Error::BeginFailed => Error::Unavailable(Box::new(error)),
+        | sqlx::Error::BeginFailed => Error::Unavailable(advised(error)),
         _ => Error::Refused(Box::new(error)),
     }
 }
@@ -55,6 +59,11 @@ pub(super) fn is_stale(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Whether the server takes no writes.
+pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(DatabaseError::code).is_some_and(|code| code == READ_ONLY)
+}
+
 /// What a refused insert says if it was refused because an id is taken.
 pub(super) fn duplicate<'e>(error: &'e sqlx::Error, table: &TableName) -> Option<&'e PgDatabaseError> {
     let error = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
@@ -68,6 +77,7 @@ const NOT_OURS: &str = "these migrations did not make it, so rename it or choose
 // https://www.postgresql.org/docs/current/errcodes-appendix.html
 const UNIQUE_VIOLATION: &str = "23505";
 const STATEMENT_COMPLETION_UNKNOWN: &str = "40003";
+const READ_ONLY: &str = "25006";
 
 enum Kind {
     Unavailable,
@@ -85,7 +95,7 @@ fn kind(code: &str) -> Kind {
         // Lock not available, cancelled by a time limit.
         "55P03" | "57014" => Kind::Busy,
         // A server that takes no writes: a standby, or a primary that was demoted.
-        "25006" => Kind::Unavailable,
+        READ_ONLY => Kind::Unavailable,
         // Idle for too long in a transaction, a transaction for too long.
         "25P03" | "25P04" => Kind::Unavailable,
         _ => match code.get(..2) {
@@ -95,6 +105,52 @@ fn kind(code: &str) -> Kind {
             Some("08" | "53" | "57" | "58") => Kind::Unavailable,
             _ => Kind::Refused,
         },
+    }
+}
+
+/// An error with what to do about it, where somebody can do something.
+#[derive(Debug)]
+struct Advised {
+    advice: &'static str,
+    error: sqlx::Error,
+}
+
+impl fmt::Display for Advised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.advice)
+    }
+}
+
+impl StdError for Advised {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.error)
+    }
+}
+
+fn advised(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
+    let advice = match &error {
+        sqlx::Error::PoolTimedOut => Some(
+            "no connection was to be had in time; enlarge the pool if all are in use, or the limits of the server if it \
+             takes no more",
+        ),
+        sqlx::Error::Database(database) => advice(&database.code().unwrap_or_default()),
+        _ => None,
+    };
+    match advice {
+        Some(advice) => Box::new(Advised { advice, error }),
+        None => Box::new(error),
+    }
+}
+
+fn advice(code: &str) -> Option<&'static str> {
+    match code {
+        READ_ONLY => Some("the server takes no writes, as a standby does; connect to the primary"),
+        "28000" | "28P01" => Some("the server does not let this user in; check the user and the password"),
+        "3D000" => Some("create the database first"),
+        "42501" => Some("grant this user what it needs"),
+        "53100" => Some("the disk of the server is full; make room"),
+        "53300" => Some("the server takes no more connections; make the pools smaller, or its limits larger"),
+        _ => None,
     }
 }
 

@@ -3,8 +3,10 @@
 mod cancel;
 mod fault;
 mod migration;
+mod outage;
 mod plan;
 mod relay;
+mod roles;
 mod signal;
 mod support;
 mod write;

@@ -78,6 +78,11 @@ impl Database {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
     }
 
+    /// Changes a setting of this database, for connections that are made from now on.
+    pub(crate) async fn alter(&self, change: &str) {
+        execute(&self.server, format!("ALTER DATABASE {} {change}", self.name)).await;
+    }
+
     /// Ends the connections of this database that fit the condition, from the side of the server.
     pub(crate) async fn terminate(&self, condition: &str) {
         let sql = format!(
