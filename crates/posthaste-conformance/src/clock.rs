@@ -25,6 +25,9 @@ const TOLERANCE: Duration = Duration::from_secs(600);
 /// Where the node finds its database.
 const URL: &str = "POSTHASTE_NODE_URL";
 
+/// A moment by the server's clock, in microseconds after 1970, for the node to have something delivered at.
+const MOMENT: &str = "POSTHASTE_NODE_MOMENT";
+
 /// What a line of the node begins with, among those of the test harness.
 const SAYS: &str = "node: ";
 
@@ -46,15 +49,16 @@ async fn delivers_in_time<F: Served>(fixture: F, sign: char) {
     let delayed = event_with_id("delayed").to_builder().deliver_after(HALF).build().unwrap();
     insert(&store, &[event_with_id("due"), delayed]).await;
 
+    let moment = state(&store, &id("due")).await.created_at + Duration::from_millis(500);
     let url = fixture.url();
-    let said = tokio::task::spawn_blocking(move || run_node(&url, sign)).await.unwrap();
+    let said = tokio::task::spawn_blocking(move || run_node(&url, sign, moment)).await.unwrap();
     let (clock, delivered) = said.split_first().expect("it says its clock first");
     let clock = Timestamp::from_micros(clock.parse().unwrap());
     let off = if sign == '+' { clock.since(Timestamp::now()) } else { Timestamp::now().since(clock) };
     assert!(off > OFF - TOLERANCE, "the node's clock is only {off:?} off: libfaketime had no effect");
 
-    assert_eq!(delivered, ["due", "own", "own"], "what the node delivered");
-    for id in ["due", "own"].map(id) {
+    assert_eq!(delivered, ["due", "own", "own", "at a moment"], "what the node delivered");
+    for id in ["due", "own", "at a moment"].map(id) {
         assert_eq!(state(&store, &id).await.status, Status::Done);
     }
     let now = Timestamp::now();
@@ -67,11 +71,12 @@ async fn delivers_in_time<F: Served>(fixture: F, sign: char) {
 }
 
 /// Runs [`node`] in a process of this very program, with another clock, and returns what it said.
-fn run_node(url: &str, sign: char) -> Vec<String> {
+fn run_node(url: &str, sign: char, moment: Timestamp) -> Vec<String> {
     let program = std::env::current_exe().unwrap();
     let output = Command::new(program)
         .args(["--exact", "node", "--ignored", "--nocapture"])
         .env(URL, url)
+        .env(MOMENT, moment.as_micros().to_string())
         .env("LD_PRELOAD", libfaketime())
         .env("FAKETIME", format!("{sign}{}s", OFF.as_secs()))
         // What measures lengths of time is right on a machine whose clock is wrong.
@@ -123,6 +128,10 @@ async fn deliver<S: Store>(store: S) {
     write(&outbox, own("own, delayed", HALF)).await;
     write(&outbox, own("own", soon)).await;
     delivered.extend(inbox.ids(2).await);
+    let moment = Timestamp::from_micros(std::env::var(MOMENT).unwrap().parse().unwrap());
+    let at_a_moment = event_with_id("at a moment").to_builder().occurred_at(moment).available_at(moment);
+    write(&outbox, at_a_moment).await;
+    delivered.extend(inbox.ids(1).await);
     assert!(outbox.shutdown().await.is_clean());
     delivered.extend(inbox.rest().iter().map(|event| event.id().to_string()));
     for id in delivered {

@@ -16,7 +16,6 @@ use crate::listener::{Delivery, Path};
 use crate::metrics::Metrics;
 use crate::queue::Queues;
 use crate::store::{Leases, NewRow};
-use crate::time::Timestamp;
 use crate::wake::Wake;
 
 /// The dispatcher's write hook.
@@ -108,8 +107,8 @@ impl WriteHook for HotPath {
 
         for row in rows.iter().filter(|row| row.lease.is_none()) {
             self.poller.after(match row.event.availability() {
-                Availability::Now => Duration::ZERO,
-                Availability::At(at) => at.since(Timestamp::now()),
+                // How far off a moment is, only the database can say: it is asked by a claim, which learns what comes next.
+                Availability::Now | Availability::At(_) => Duration::ZERO,
                 Availability::After(delay) => delay,
             });
         }
