@@ -6,6 +6,8 @@ mod postgres;
 mod report;
 mod throughput;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 use report::Report;
@@ -71,7 +73,7 @@ const ALL: [Workload; 3] = [
 ];
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
     let workloads = arguments.workload.map_or(ALL.to_vec(), |workload| vec![workload]);
     let mut report = Report::default();
@@ -84,6 +86,5 @@ async fn main() -> anyhow::Result<()> {
         }
     }
     report.print();
-    anyhow::ensure!(report.reached(), "a goal was not reached");
-    Ok(())
+    Ok(if report.reached() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
