@@ -243,3 +243,84 @@ mod facade {
         }
     }
 }
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
+    use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+
+    use super::*;
+
+    /// Notes every name that is reported.
+    #[derive(Default)]
+    struct Names(Mutex<BTreeSet<String>>);
+
+    impl Names {
+        fn note(&self, key: &Key) {
+            self.0.lock().expect("nothing panics while it is held").insert(key.name().to_owned());
+        }
+    }
+
+    impl Recorder for Names {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+            self.note(key);
+            Counter::noop()
+        }
+
+        fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            self.note(key);
+            Gauge::noop()
+        }
+
+        fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+            self.note(key);
+            Histogram::noop()
+        }
+    }
+
+    #[test]
+    fn the_facade_reports_under_the_names_of_the_table() {
+        let names = Names::default();
+        metrics::with_local_recorder(&names, || {
+            // Through both forwarders, so that neither leaves a report out.
+            let metrics = Contained(Arc::new(Arc::new(FacadeMetrics)));
+            for report in [
+                Metrics::hot_enqueued,
+                Metrics::hot_dropped,
+                Metrics::cold_enqueued,
+                Metrics::delivered,
+                Metrics::failed,
+                Metrics::deferred,
+                Metrics::dead,
+                Metrics::released,
+                Metrics::lease_lost,
+                Metrics::purged,
+            ] as [fn(&Contained, u64); 10]
+            {
+                report(&metrics, 1);
+            }
+            metrics.poll_failed();
+            metrics.settle_failed();
+            metrics.queue_depths(1, 2);
+            metrics.in_flight(3);
+            metrics.oldest_lag(Duration::from_secs(1));
+            metrics.latency(Path::Hot, Duration::from_micros(7));
+            metrics.listener_duration(Duration::from_micros(7));
+            metrics.settle_batch(4);
+            metrics.claim_batch(5);
+            metrics.rows(Counts::default());
+        });
+        let reported = names.0.into_inner().unwrap();
+        // The table in the documentation is the contract.
+        let table = include_str!("metrics.rs").lines().filter(|line| line.starts_with("/// | ["));
+        let promised: BTreeSet<String> =
+            table.map(|line| line.rsplit('`').nth(1).unwrap().split('{').next().unwrap().to_owned()).collect();
+        assert_eq!(reported, promised);
+    }
+}
