@@ -54,3 +54,14 @@ async fn a_receipt_that_is_dropped_does_not_make_the_keeper_forget_another() {
     until(&store, "both are done", |counts| counts.done == 2).await;
     assert!(dropped_at.elapsed() < std::time::Duration::from_secs(4), "{:?}", dropped_at.elapsed());
 }
+
+#[tokio::test]
+async fn no_two_writes_share_a_lease() {
+    let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await.unwrap();
+    let prepare = || outbox.prepare([Event::builder("Any").id("again").json_text("{}")]).unwrap();
+    let (first, second) = (prepare(), prepare());
+    let lease = |receipt: &posthaste_core::Receipt| receipt.rows().next().unwrap().lease.clone().unwrap();
+    assert_ne!(lease(&first), lease(&second));
+    first.rolled_back();
+    second.rolled_back();
+}
