@@ -34,11 +34,12 @@ pub(super) const DIALECT: Dialect = Dialect {
         next_available: "SELECT min(available_at) FROM {table} INDEXED BY \"{name}_pending\" \
                          WHERE status IN (0, 2) AND available_at > ?1",
 
-        // ?1 is a JSON array of seqs, which are rowids: no index has to be searched.
-        settle_done_by_seq: "UPDATE {table} SET status = 1, done_at = ?3, locked_by = NULL, locked_at = NULL \
+        // ?1 is a JSON array of seqs, which are rowids: no index has to be searched. OR ROLLBACK, because with the usual
+        // OR ABORT SQLite copies every page before it changes it, to undo the one statement; here all is undone anyway.
+        settle_done_by_seq: "UPDATE OR ROLLBACK {table} SET status = 1, done_at = ?3, locked_by = NULL, locked_at = NULL \
                              WHERE seq IN (SELECT value FROM json_each(?1)) AND locked_by = ?2 AND status IN (0, 2)",
         // ?1 is a JSON object of leases by event id. CROSS JOIN makes SQLite go from the object to the rows.
-        settle_done: "UPDATE {table} SET status = 1, done_at = ?2, locked_by = NULL, locked_at = NULL WHERE seq IN (\
+        settle_done: "UPDATE OR ROLLBACK {table} SET status = 1, done_at = ?2, locked_by = NULL, locked_at = NULL WHERE seq IN (\
                       SELECT t.seq FROM json_each(?1) AS s CROSS JOIN {table} AS t ON t.event_id = s.key \
                       WHERE t.locked_by = s.value AND t.status IN (0, 2))",
         delete_done_by_seq: "DELETE FROM {table} \

@@ -90,6 +90,30 @@ async fn a_batch_is_answered_row_by_row_in_its_order_even_with_repeated_ids() {
 }
 
 #[tokio::test]
+async fn a_settlement_that_the_database_undoes_changes_nothing_and_spoils_no_connection() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(&store, ["a", "b", "c"].map(event)).await;
+    let (lease, claimed) = claim(&store, 10).await;
+    let trigger = "CREATE TRIGGER no BEFORE UPDATE ON outbox_event WHEN new.status = 1 AND new.event_id = 'b' \
+                   BEGIN SELECT RAISE(ROLLBACK, 'not b'); END";
+    sqlx::query(trigger).execute(store.pool()).await.unwrap();
+    let by_seq = |row: &posthaste_core::store::ClaimedRow| {
+        let done = Settlement::new(row.event.id().clone(), lease.clone(), Action::Done);
+        Settlement { seq: Some(row.seq), ..done }
+    };
+    let done: Vec<_> = claimed.rows.iter().map(by_seq).collect();
+
+    let error = store.settle(&done).await.unwrap_err();
+    assert!(format!("{error:?}").contains("not b"), "{error:?}");
+    assert_eq!(store.counts().await.unwrap().new, 3);
+
+    sqlx::query("DROP TRIGGER no").execute(store.pool()).await.unwrap();
+    assert_eq!(store.settle(&done).await.unwrap(), [Settled::Applied; 3]);
+    assert_eq!(store.counts().await.unwrap().done, 3);
+}
+
+#[tokio::test]
 async fn only_held_leases_are_renewed() {
     let database = Database::new();
     let store = database.store().await;
