@@ -84,7 +84,7 @@ impl Destination {
 pub(crate) enum Mark {
     /// Listeners need not wait any more.
     GoOn,
-    /// The first signal has come.
+    /// The end that the first signal asks for is under way.
     Ending,
 }
 

@@ -8,6 +8,7 @@ use posthaste_core::kill::{POINTS, VARIABLE, last_words};
 use posthaste_core::{Status, Timestamp};
 use rustix::process::Signal;
 
+use super::ledger::Ledger;
 use super::site::{Database, Left, Site};
 use super::victim::Scenario;
 
@@ -67,15 +68,24 @@ fn later(created_at: Timestamp) -> Timestamp {
     created_at + std::time::Duration::from_millis(50)
 }
 
+/// Making the table goes on where it ended, or from the beginning.
+async fn killed_migrating<D: Database>(point: &str) {
+    let site = Site::<D>::new(Scenario::Migrate).await;
+    kill(&site, point).await;
+    site.store().create().await;
+    site.recover().await;
+    site.assert_recovered(Left::Nothing, &site.ids).await;
+}
+
 /// Makes a test of each point, and a list of the points that have one.
 macro_rules! points {
-    ($database:ty; $($name:ident: $point:literal, $function:ident($($argument:expr),+);)+) => {
+    ($database:ty; $($name:ident: $point:literal, $function:ident($($argument:expr),*);)+) => {
         pub(super) const TESTED: &[&str] = &[$($point),+];
 
         $(
             #[tokio::test]
             async fn $name() {
-                $function::<$database>($point, $($argument),+).await;
+                $function::<$database>($point, $($argument),*).await;
             }
         )+
     };
@@ -89,6 +99,9 @@ macro_rules! points_of {
         use Scenario::*;
 
         points! { $database;
+            at_migrate_before: "migrate.before", killed_migrating();
+            at_migrate_after: "migrate.after", killed_migrating();
+
             at_start_before: "start.before", killed(Write, Nothing);
             at_take_over_before: "take_over.before", killed(TakeOver, Leased);
             at_take_over_after: "take_over.after", killed(TakeOver, Free);

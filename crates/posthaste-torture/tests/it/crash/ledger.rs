@@ -14,6 +14,9 @@ pub(crate) trait Ledger: Store {
     /// As another process opens it.
     async fn open(url: &str) -> Self;
 
+    /// Makes its table.
+    async fn create(&self);
+
     /// Where it is.
     fn url(&self) -> String;
 
@@ -26,6 +29,9 @@ pub(crate) trait Ledger: Store {
     /// Begins a transaction of which the store knows nothing.
     async fn begin_foreign(&self) -> <Self as WriteStore>::Tx<'static>;
 
+    /// Locks every row of the outbox until the end of the transaction.
+    async fn lock(connection: &mut Self::Connection);
+
     /// Commits it.
     async fn commit_foreign(tx: <Self as WriteStore>::Tx<'static>);
 }
@@ -35,6 +41,10 @@ macro_rules! ledger {
         impl Ledger for $store {
             async fn open(url: &str) -> Self {
                 Self::connect(url).await.unwrap()
+            }
+
+            async fn create(&self) {
+                self.migrate().await.unwrap();
             }
 
             fn url(&self) -> String {
@@ -54,6 +64,11 @@ macro_rules! ledger {
 
             async fn begin_foreign(&self) -> <Self as WriteStore>::Tx<'static> {
                 self.pool().begin().await.unwrap()
+            }
+
+            async fn lock(connection: &mut Self::Connection) {
+                let touch = "UPDATE outbox_event SET tenant_id = tenant_id";
+                sqlx::raw_sql(touch).execute(connection).await.unwrap();
             }
 
             async fn commit_foreign(tx: <Self as WriteStore>::Tx<'static>) {

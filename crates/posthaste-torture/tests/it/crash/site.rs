@@ -78,7 +78,7 @@ impl Left {
 impl<D: Database> Site<D> {
     /// Everything as the scenario finds it.
     pub(crate) async fn new(scenario: Scenario) -> Self {
-        let fixture = D::create().await;
+        let fixture = if scenario == Scenario::Migrate { D::empty().await } else { D::create().await };
         fixture.execute(ledger::CREATE).await;
         let directory = tempfile::tempdir().unwrap();
         let destination = Destination::new(directory.path());
@@ -93,7 +93,7 @@ impl<D: Database> Site<D> {
         site
     }
 
-    fn store(&self) -> D::Store {
+    pub(crate) fn store(&self) -> D::Store {
         self.fixture.store()
     }
 

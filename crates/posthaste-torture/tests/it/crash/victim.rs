@@ -9,6 +9,7 @@ use std::process::exit;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use posthaste_core::poller::{ClaimHandler, Handled};
 use posthaste_core::store::{ClaimedRow, Lease, RelayStore};
 use posthaste_core::{Closed, Event, Options, Outbox, Poller};
@@ -32,8 +33,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const LEASE: Duration = Duration::from_secs(600);
 
 /// What the process does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Scenario {
+    /// Makes the table.
+    Migrate,
     /// Writes, delivers hot, settles.
     Write,
     /// Writes more events than one statement of any database takes.
@@ -60,23 +63,9 @@ pub(crate) enum Scenario {
     Serve,
     /// The same with a deadline that the listener does not keep.
     ServeBriefly,
+    /// The same with events that others have written.
+    ServeOthers,
 }
-
-const SCENARIOS: [Scenario; 13] = [
-    Scenario::Write,
-    Scenario::WriteMany,
-    Scenario::WriteForeign,
-    Scenario::Forget,
-    Scenario::Fail,
-    Scenario::Hang,
-    Scenario::Relay,
-    Scenario::Refuse,
-    Scenario::TakeOver,
-    Scenario::ShutDown,
-    Scenario::ShutDownNow,
-    Scenario::Serve,
-    Scenario::ServeBriefly,
-];
 
 impl Scenario {
     /// A process of this very program that plays it.
@@ -84,7 +73,7 @@ impl Scenario {
         let mut command = Command::new(env::current_exe().unwrap());
         command
             .args(["--exact", "crash::victim", "--ignored", "--nocapture"])
-            .env(SCENARIO, format!("{self:?}"))
+            .env(SCENARIO, self.to_possible_value().unwrap().get_name())
             .env(URL, url)
             .env(DIRECTORY, directory)
             .kill_on_drop(true);
@@ -99,16 +88,21 @@ impl Scenario {
 
     /// Whether its events are written before it starts.
     pub(crate) fn comes_later(self) -> bool {
-        matches!(self, Self::Relay | Self::Refuse | Self::TakeOver)
+        matches!(self, Self::Relay | Self::Refuse | Self::TakeOver | Self::ServeOthers)
+    }
+
+    /// Whether it ends when it is told to.
+    fn serves(self) -> bool {
+        matches!(self, Self::Serve | Self::ServeBriefly | Self::ServeOthers)
     }
 
     fn options(self) -> Options {
-        let options = Options { lease: LEASE, ..Options::default() };
+        // What it gives back of its own is not to be claimed by the same process before the test has seen it.
+        let poll_skip_recent = if self.comes_later() { Duration::ZERO } else { LEASE };
+        let options = Options { lease: LEASE, poll_skip_recent, ..Options::default() };
         match self {
-            // What is given back is not to be claimed by the same process before the test has seen it.
-            Self::Forget => Options { poll_skip_recent: LEASE, ..options },
             Self::Hang => Options { lease: Duration::from_millis(300), ..options },
-            Self::Serve => Options { workers: 1, shutdown_deadline: PATIENCE, ..options },
+            Self::Serve | Self::ServeOthers => Options { workers: 1, shutdown_deadline: PATIENCE, ..options },
             Self::ServeBriefly => Options { workers: 1, shutdown_deadline: Duration::from_millis(500), ..options },
             _ => options,
         }
@@ -117,7 +111,8 @@ impl Scenario {
     fn then(self) -> Then {
         match self {
             Self::Fail => Then::LastFailed,
-            Self::Hang | Self::ShutDownNow | Self::Serve | Self::ServeBriefly => Then::Wait,
+            Self::Hang | Self::ShutDownNow => Then::Wait,
+            _ if self.serves() => Then::Wait,
             _ => Then::Done,
         }
     }
@@ -125,7 +120,7 @@ impl Scenario {
 
 pub(crate) async fn run() {
     let scenario = match env::var(SCENARIO) {
-        Ok(name) => SCENARIOS.into_iter().find(|scenario| format!("{scenario:?}") == name).unwrap(),
+        Ok(name) => Scenario::from_str(&name, false).unwrap(),
         // Somebody runs all tests that are ignored.
         Err(VarError::NotPresent) => return,
         Err(error) => panic!("{error}"),
@@ -157,6 +152,7 @@ impl<S: Ledger> Victim<S> {
 
     async fn play(self) {
         match self.scenario {
+            Scenario::Migrate => self.store.create().await,
             Scenario::Refuse => self.refuse().await,
             Scenario::Forget => self.forget().await,
             Scenario::TakeOver | Scenario::Relay => {
@@ -181,7 +177,7 @@ impl<S: Ledger> Victim<S> {
                 self.until_published().await;
                 outbox.shutdown_now().await;
             }
-            Scenario::Serve | Scenario::ServeBriefly => self.serve().await,
+            Scenario::Serve | Scenario::ServeBriefly | Scenario::ServeOthers => self.serve().await,
         }
     }
 
@@ -191,8 +187,8 @@ impl<S: Ledger> Victim<S> {
             _ => Outbox::many_nodes(self.store.clone()),
         };
         // One by one, so that some are left in the queue when it is told to end.
-        let one_by_one = matches!(self.scenario, Scenario::Serve | Scenario::ServeBriefly);
-        let listener = self.destination.listener(if one_by_one { 1 } else { 100 }, self.scenario.then());
+        let at_once = if self.scenario.serves() { 1 } else { 100 };
+        let listener = self.destination.listener(at_once, self.scenario.then());
         builder.options(self.scenario.options()).listen_all(listener).start().await.unwrap()
     }
 
@@ -228,12 +224,18 @@ impl<S: Ledger> Victim<S> {
     async fn serve(self) {
         let mut signals = signal(SignalKind::terminate()).unwrap();
         let outbox = self.start().await;
-        write(&outbox, &self.ids).await;
+        if !self.scenario.comes_later() {
+            write(&outbox, &self.ids).await;
+        }
         signals.recv().await;
-        self.destination.set(Mark::Ending);
+        let told_again = async {
+            until_closing(&outbox).await;
+            self.destination.set(Mark::Ending);
+            signals.recv().await
+        };
         let closed = tokio::select! {
             closed = outbox.shutdown() => closed,
-            _ = signals.recv() => outbox.shutdown_now().await,
+            _ = told_again => outbox.shutdown_now().await,
         };
         exit(status(closed));
     }
@@ -242,6 +244,19 @@ impl<S: Ledger> Victim<S> {
         while self.destination.received().is_empty() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
+    }
+}
+
+/// Waits until the end is under way: nothing is promised a place on the hot path any more.
+async fn until_closing<S: Ledger>(outbox: &Outbox<S>) {
+    loop {
+        let receipt = outbox.prepare([event("refused")]).unwrap();
+        let closing = receipt.rows().all(|row| row.lease.is_none());
+        receipt.never_written();
+        if closing {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
@@ -261,7 +276,7 @@ pub(crate) const DRAINED: i32 = 0;
 pub(crate) const RELEASED: i32 = 3;
 
 /// Something could not even be given back.
-const ABANDONED: i32 = 4;
+pub(crate) const ABANDONED: i32 = 4;
 
 /// Writes in the ledger, and the events that belong to it.
 pub(crate) async fn write<S: Ledger>(outbox: &Outbox<S>, ids: &[String]) {
