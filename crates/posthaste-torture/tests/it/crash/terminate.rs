@@ -1,5 +1,7 @@
 //! Fault 15: a process is told to end while it delivers, once or twice.
 
+use std::time::Duration;
+
 use posthaste_conformance::{MariaDbFixture, PgFixture, SqliteFixture};
 use posthaste_core::Status;
 use rustix::process::{Pid, Signal, kill_process};
@@ -7,8 +9,12 @@ use tokio::process::Child;
 use tokio::time::timeout;
 
 use super::destination::Mark;
+use super::ledger::Ledger;
 use super::site::{Database, PATIENCE, Site};
-use super::victim::{DRAINED, RELEASED, Scenario};
+use super::victim::{ABANDONED, DRAINED, RELEASED, Scenario};
+
+/// How long the end may take in a hurry.
+const SOON: Duration = Duration::from_secs(5);
 
 /// The first event is with its listener, the others are queued.
 async fn serve<D: Database>(scenario: Scenario) -> (Site<D>, Child) {
@@ -16,7 +22,7 @@ async fn serve<D: Database>(scenario: Scenario) -> (Site<D>, Child) {
     let child = site.command().spawn().unwrap();
     let published = async {
         while site.destination.received().is_empty() {
-            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
     timeout(PATIENCE, published).await.unwrap();
@@ -49,8 +55,8 @@ async fn once<D: Database>() {
 }
 
 /// The second signal cuts it short: everything is given back, and delivered by others at once.
-async fn twice<D: Database>() {
-    let (site, child) = serve::<D>(Scenario::Serve).await;
+async fn twice<D: Database>(scenario: Scenario) {
+    let (site, child) = serve::<D>(scenario).await;
     terminate(&site, &child).await;
     send(&child);
     released(site, child).await;
@@ -63,12 +69,30 @@ async fn once_and_too_slow<D: Database>() {
     released(site, child).await;
 }
 
+/// The second signal cuts it short although the database does not answer. Others have to wait for the leases.
+async fn twice_without_an_answer<D: Database>() {
+    let (site, child) = serve::<D>(Scenario::Serve).await;
+    let mut tx = site.store().begin_foreign().await;
+    D::Store::lock(&mut tx).await;
+    terminate(&site, &child).await;
+    send(&child);
+    let status = timeout(SOON, exit_status(child)).await.expect("it waits for the database");
+    assert_eq!(status, ABANDONED);
+    drop(tx);
+    site.wait_for_leases().await;
+    delivered_again(&site).await;
+}
+
 async fn released<D: Database>(site: Site<D>, child: Child) {
     assert_eq!(exit_status(child).await, RELEASED);
     assert_eq!(site.destination.received(), site.ids[..1]);
     assert_stand(&site, Status::New).await;
+    delivered_again(&site).await;
+}
+
+async fn delivered_again<D: Database>(site: &Site<D>) {
     site.recover().await;
-    assert_stand(&site, Status::Done).await;
+    assert_stand(site, Status::Done).await;
     let received = site.destination.received();
     let times = |id: &String| received.iter().filter(|received| *received == id).count();
     assert_eq!(site.ids.iter().map(times).collect::<Vec<_>>(), [2, 1, 1]);
@@ -93,7 +117,17 @@ macro_rules! tests_on {
 
         #[tokio::test]
         async fn told_twice_it_gives_back() {
-            twice::<$database>().await;
+            twice::<$database>(Scenario::Serve).await;
+        }
+
+        #[tokio::test]
+        async fn told_twice_it_gives_back_what_it_claimed() {
+            twice::<$database>(Scenario::ServeOthers).await;
+        }
+
+        #[tokio::test]
+        async fn told_twice_it_does_not_wait_for_the_database() {
+            twice_without_an_answer::<$database>().await;
         }
 
         #[tokio::test]
