@@ -7,10 +7,17 @@ use futures_util::TryStreamExt;
 use posthaste_core::EventId;
 use posthaste_core::store::{Claim, Claimed, Lease};
 use sqlx::postgres::PgConnection;
+use tokio::time::Instant;
 
 use super::moment::{Moment, interval};
 use super::{PgStore, fault, row};
 use crate::admin::limit;
+
+/// When to look again at what a claim has just missed.
+const SOON: Duration = Duration::from_millis(5);
+
+/// The longest that a statement takes to the server. The clocks of both are not compared.
+const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
 impl PgStore {
     pub(super) async fn try_claim(&self, claim: &Claim) -> Result<Claimed, sqlx::Error> {
@@ -27,6 +34,7 @@ impl PgStore {
     }
 
     async fn claim_on(&self, connection: &mut PgConnection, claim: &Claim) -> Result<Claimed, sqlx::Error> {
+        let sent_at = Instant::now();
         let query = sqlx::query(self.sql.slots.claim.clone())
             .bind(claim.lease.as_str())
             .bind(interval(claim.skip_recent))
@@ -59,17 +67,26 @@ impl PgStore {
             }
         }
         claimed.next_in = match count {
-            0 => self.next_in(connection).await?,
+            0 => self.next_in(connection, claim, sent_at).await?,
             _ if count == claim.limit => None,
             _ => next_in,
         };
         Ok(claimed)
     }
 
-    async fn next_in(&self, connection: &mut PgConnection) -> Result<Option<Duration>, sqlx::Error> {
-        let query = sqlx::query_as::<_, (Option<Moment>, Moment)>(self.sql.slots.next_available.clone());
+    /// In how long to look again after a claim that found nothing. Soon, if something has become due since it looked, or
+    /// is locked: nobody else may be looking.
+    async fn next_in(
+        &self,
+        connection: &mut PgConnection,
+        claim: &Claim,
+        sent_at: Instant,
+    ) -> Result<Option<Duration>, sqlx::Error> {
+        let query = sqlx::query_as::<_, (Option<Moment>, Moment)>(self.sql.slots.next_available.clone())
+            .bind(interval(sent_at.elapsed() + ON_ITS_WAY))
+            .bind(interval(claim.skip_recent));
         let (next, Moment(now)) = query.fetch_one(connection).await?;
-        Ok(next.map(|Moment(next)| next.since(now)))
+        Ok(next.map(|Moment(next)| next.since(now).max(SOON)))
     }
 
     pub(super) async fn try_renew(&self, leases: &[(EventId, Lease)]) -> Result<Vec<bool>, sqlx::Error> {

@@ -129,3 +129,24 @@ async fn moments_without_end_are_never_due_and_break_nothing() {
     assert!(claimed.next_in.unwrap() > Duration::from_secs(1_000_000_000));
     assert_eq!(store.list(&Default::default(), &Default::default()).await.unwrap().len(), 3);
 }
+
+/// A row may become due while a claim that has not seen it is on its way back.
+#[tokio::test]
+async fn what_becomes_due_during_a_claim_is_looked_for_soon() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    sql(
+        &store,
+        "CREATE FUNCTION rest() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.4); RETURN NULL; END $$; \
+         CREATE TRIGGER rest AFTER UPDATE ON outbox_event FOR EACH STATEMENT EXECUTE FUNCTION rest()",
+    )
+    .await;
+    let soon = event("soon").to_builder().deliver_after(Duration::from_millis(200)).build().unwrap();
+    write(&store, [soon]).await;
+    let (_, claimed) = claim(&store, 10).await;
+    assert_eq!((ids(&claimed), claimed.next_in), (vec![], Some(Duration::from_millis(5))));
+    let (_, claimed) = claim(&store, 10).await;
+    assert_eq!(ids(&claimed), ["soon"]);
+    // It is leased now, and nothing to look for.
+    assert_eq!(claim(&store, 10).await.1.next_in, None);
+}
