@@ -5,3 +5,4 @@
 //! and drained, and a checker reads the [history].
 
 pub mod history;
+pub mod server;
