@@ -135,6 +135,7 @@ impl ClaimHandler for Dispatcher {
         let work = Work { delivery, seq: Some(row.seq), token, queued_at: Instant::now(), lag: row.lag };
         match self.queues.push_cold(work) {
             Ok(()) => {
+                kill_point!("cold.enqueued");
                 self.metrics.cold_enqueued(1);
                 Handled::Accepted
             }

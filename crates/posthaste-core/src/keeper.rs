@@ -62,8 +62,10 @@ impl Keeper {
             return;
         }
         let leased_at = Instant::now();
+        kill_point!("renew.before");
         match self.store.renew(&leases).await {
             Ok(held) => {
+                kill_point!("renew.after");
                 let mut lost = 0_u64;
                 for ((id, lease), held) in leases.iter().zip(held) {
                     if held {
@@ -88,8 +90,10 @@ impl Keeper {
             .iter()
             .map(|unused| Settlement::new(unused.id.clone(), unused.lease.clone(), Action::Release))
             .collect();
+        kill_point!("handback.before");
         match self.store.settle(&releases).await {
             Ok(results) => {
+                kill_point!("handback.after");
                 let mut released = 0;
                 for (unused, settled) in unused.into_iter().zip(results) {
                     match settled {

@@ -1,6 +1,10 @@
 //! The core of Posthaste, a transactional outbox: events, listeners, the dispatcher, the poller, the store traits, and a
 //! store in memory. It knows no SQL; `posthaste-sql` does, and the crate `posthaste` brings both together.
 
+// First, since the others use its macro.
+#[macro_use]
+mod kill_point;
+
 // In reading order: what is written, who receives it, where it is kept, how it gets from there to them.
 pub mod event;
 pub mod time;
@@ -25,6 +29,8 @@ pub mod signal;
 pub mod wake;
 
 mod finish;
+#[cfg(feature = "failpoints")]
+pub mod kill;
 pub mod metrics;
 pub mod options;
 pub mod outbox;

@@ -141,6 +141,7 @@ impl<S: WriteStore> Outbox<S> {
     pub async fn begin(&self) -> Result<Transaction<S>, store::Error> {
         let inner = Arc::clone(&self.0);
         let own = finish(&self.0.tasks, async move { inner.store.begin().await }).await?;
+        kill_point!("begin.after");
         Ok(Transaction::new(self.clone(), own))
     }
 
@@ -166,8 +167,12 @@ impl<S: WriteStore> Outbox<S> {
         events: impl IntoIterator<Item = E>,
     ) -> Result<Receipt, WriteError> {
         let receipt = self.prepare(events)?;
+        kill_point!("insert.before");
         match self.0.store.insert(tx, receipt.rows_of_one()).await {
-            Ok(()) => Ok(receipt),
+            Ok(()) => {
+                kill_point!("insert.after");
+                Ok(receipt)
+            }
             Err(error) => {
                 receipt.never_written();
                 Err(error.into())
@@ -199,6 +204,7 @@ impl<S: WriteStore> Outbox<S> {
     /// Ends the deliveries in order: stops claiming, drains what is in memory, settles, and releases what the deadline
     /// cut off. Writing still works afterwards; its events are left to others. Calling it again waits for the one end.
     pub async fn shutdown(&self) -> Closed {
+        kill_point!("shutdown.before");
         self.0.stop_aside();
         let Some(relay) = &self.0.relay else {
             self.end_aside(Instant::now() + LAST).await;
@@ -217,16 +223,19 @@ impl<S: WriteStore> Outbox<S> {
         if timeout_at(last, self.0.tasks.wait()).await.is_err() {
             tracing::warn!(tasks = self.0.tasks.len(), "transactions still open at the end of the shutdown");
         }
+        kill_point!("shutdown.after");
         closed
     }
 
     /// Like [`shutdown`](Self::shutdown), but gives back at once what has not ended by itself.
     pub async fn shutdown_now(&self) -> Closed {
+        kill_point!("shutdown.before");
         self.0.stop_aside();
         let Some(relay) = &self.0.relay else { return Closed::default() };
         relay.source.stop();
         let closed = relay.dispatcher.close_now().await;
         let _ = timeout_at(Instant::now() + LAST, relay.source.close()).await;
+        kill_point!("shutdown.after");
         closed
     }
 

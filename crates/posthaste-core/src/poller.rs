@@ -206,10 +206,12 @@ impl Inner {
             skip_recent: self.options.poll_skip_recent,
         };
         let leased_at = Instant::now();
+        kill_point!("claim.before");
         let claimed = self.store.claim(&claim).await?;
         let count = claimed.rows.len() + claimed.malformed.len();
         self.metrics.oldest_lag(claimed.rows.first().map_or(Duration::ZERO, |row| row.lag));
         if count > 0 {
+            kill_point!("claim.after");
             self.metrics.claim_batch(count);
             debug!(rows = count, limit, "rows claimed");
         }
@@ -233,8 +235,12 @@ impl Inner {
             }
         }
         if !refused.is_empty() {
+            kill_point!("refuse.before");
             match self.store.settle(&refused).await {
-                Ok(results) => self.metrics.released(applied(&results)),
+                Ok(results) => {
+                    kill_point!("refuse.after");
+                    self.metrics.released(applied(&results));
+                }
                 Err(reason) => warn!(error = %chain(&reason), rows = refused.len(),
                     "rows not released; they wait until their leases run out"),
             }
@@ -255,8 +261,12 @@ impl Inner {
                 Settlement::new(row.id, lease.clone(), action)
             })
             .collect();
+        kill_point!("bury.before");
         match self.store.settle(&settlements).await {
-            Ok(results) => self.metrics.dead(applied(&results)),
+            Ok(results) => {
+                kill_point!("bury.after");
+                self.metrics.dead(applied(&results));
+            }
             Err(reason) => warn!(error = %chain(&reason), rows = settlements.len(),
                 "undecodable rows not settled; they are claimed again when their leases run out"),
         }

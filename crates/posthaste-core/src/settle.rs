@@ -142,7 +142,9 @@ impl Settler {
         if settlements.is_empty() {
             return Ok(Vec::new());
         }
+        kill_point!("settle.before");
         let results = self.store.settle(&settlements).await?;
+        kill_point!("settle.after");
         self.metrics.settle_batch(settlements.len());
         let mut tally = Tally::default();
         let mut adopted = Vec::new();

@@ -12,6 +12,11 @@
 //! # }
 //! ```
 
+// First, since the stores use its macro.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+#[macro_use]
+mod kill_point;
+
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod admin;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]

@@ -122,7 +122,9 @@ impl Dispatcher {
         self.queues.close();
         // A fifth of the time is for the database.
         self.end_workers(started_at + (deadline - started_at).mul_f64(0.8)).await;
+        kill_point!("shutdown.drained");
         self.end_settler(deadline.max(Instant::now() + DATABASE)).await;
+        kill_point!("shutdown.settled");
         let closed = self.release_the_rest(deadline.max(Instant::now() + DATABASE)).await;
         self.end_keeper().await;
         info!(released = closed.released, abandoned = closed.abandoned, took = ?started_at.elapsed(), "dispatcher closed");
@@ -170,9 +172,11 @@ impl Dispatcher {
         let releases: Vec<_> =
             rest.into_iter().map(|(id, lease)| Settlement::new(id, lease, Action::Release)).collect();
         let mut closed = Closed { released: 0, abandoned: releases.len() };
+        kill_point!("release.before");
         if !releases.is_empty()
             && let Ok(Ok(results)) = timeout_at(deadline, self.keeper.store.settle(&releases)).await
         {
+            kill_point!("release.after");
             let released = results.iter().filter(|settled| **settled == Settled::Applied).count();
             self.metrics.released(released as u64);
             // What was lost belongs to somebody else by now, and is nothing that we leave behind.

@@ -93,7 +93,10 @@ impl WriteHook for HotPath {
         self.queues.unreserve_hot(reserved - works.len());
         let count = works.len() as u64;
         match self.queues.push_reserved(works) {
-            Ok(()) if count > 0 => self.metrics.hot_enqueued(count),
+            Ok(()) if count > 0 => {
+                kill_point!("hot.enqueued");
+                self.metrics.hot_enqueued(count);
+            }
             Ok(()) => {}
             Err(refused) => {
                 let unused = refused.iter().filter_map(|work| {

@@ -167,7 +167,9 @@ impl Worker {
     async fn run_listener(&self, listener: &AnyListener, events: &[Delivery]) -> Vec<Verdict> {
         let started_at = tokio::time::Instant::now();
         let limit = listener.time_limit().unwrap_or(self.time_limit);
+        kill_point!("listener.before");
         let answer = self.contained("listener", limit, listener.run(events).map(Ok)).await;
+        kill_point!("listener.after");
         self.metrics.listener_duration(started_at.elapsed());
         let reason = match answer {
             Ok(verdicts) if verdicts.len() == events.len() => return verdicts,

@@ -55,6 +55,9 @@ impl AfterWrite {
 
     /// The transaction has ended.
     pub(super) fn ended(&self, ending: Ending, rows: &[NewRow]) {
+        if ending == Ending::Committed {
+            kill_point!("commit.after");
+        }
         if let Some((hot, dispatcher)) = &self.hot {
             let told = match ending {
                 Ending::Committed => hot.after_commit(rows),

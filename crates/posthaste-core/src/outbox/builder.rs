@@ -146,6 +146,7 @@ impl<S: Store> OutboxBuilder<S> {
     /// When an option or a registration is wrong, when nobody listens, or when the database cannot be asked for what a
     /// predecessor left.
     pub async fn start(self) -> Result<Outbox<S>, StartError> {
+        kill_point!("start.before");
         let tasks = TaskTracker::new();
         self.options.check()?;
         let registry = self.registry?;
@@ -160,7 +161,9 @@ impl<S: Store> OutboxBuilder<S> {
         }
         let store: Arc<dyn RelayStore> = Arc::new(self.store.clone());
         if self.scenario == Scenario::SingleNode {
+            kill_point!("take_over.before");
             let released = store.release_all().await?;
+            kill_point!("take_over.after");
             if released > 0 {
                 tracing::info!(released, "taken over what a predecessor had leased");
             }

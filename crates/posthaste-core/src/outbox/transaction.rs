@@ -47,11 +47,13 @@ impl<S: WriteStore> Transaction<S> {
     ) -> Result<Vec<EventId>, WriteError> {
         let rows = self.outbox.0.after.prepare(collect(events)?);
         let mut insert = Insert { after: Arc::clone(&self.outbox.0.after), rows, ended: false };
+        kill_point!("insert.before");
         let inserted = self.outbox.0.store.insert(connection(&mut self.own), &insert.rows).await;
         insert.ended = true;
         let rows = std::mem::take(&mut insert.rows);
         match inserted {
             Ok(()) => {
+                kill_point!("insert.after");
                 let ids = ids(&rows);
                 self.written.extend(rows);
                 Ok(ids)
@@ -75,6 +77,7 @@ impl<S: WriteStore> Transaction<S> {
         let receipt = self.take_receipt();
         let inner = Arc::clone(&self.outbox.0);
         let commit = async move {
+            kill_point!("commit.before");
             let committed = inner.store.commit(own).await;
             match &committed {
                 Ok(()) => receipt.dispatch(),

@@ -40,9 +40,11 @@ impl MySqlStore {
             from = None;
             rows = self.lock_from(&mut tx, claim, from, skip_locked).await?;
         }
+        kill_point!("claim.locked");
         let full = rows.len() == claim.limit;
         let seqs: Vec<i64> = rows.iter().map(row::seq).collect();
         self.lease(&mut tx, &claim.lease, &seqs).await?;
+        kill_point!("claim.leased");
         let next_in = if full { None } else { self.next_in(&mut tx, claim).await? };
         if caller.strong_count() == 0 {
             tx.rollback().await?;
@@ -115,6 +117,7 @@ impl MySqlStore {
             let query = settle::bind_leases(sqlx::query(sql), pairs, size);
             renewed += query.execute(&mut *tx).await?.rows_affected();
         }
+        kill_point!("renew.applied");
         // Nearly always all of them are held, and need not be asked for.
         let held = if renewed == pairs.len() as u64 { None } else { Some(self.held(&mut tx, &pairs).await?) };
         tx.commit().await?;

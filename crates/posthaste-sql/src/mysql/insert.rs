@@ -78,6 +78,7 @@ impl MySqlStore {
                 }
                 return Err(error);
             }
+            kill_point!("insert.between");
         }
         connection.execute("RELEASE SAVEPOINT posthaste_insert").await?;
         Ok(())

@@ -69,11 +69,13 @@ impl MySqlStore {
             let query = bind_leases(sqlx::query(sql), leases, size);
             applied += query.execute(&mut *connection).await?.rows_affected();
         }
+        kill_point!("settle.between");
         for changes in round.changes().chunks(MOST) {
             let (sql, size) = self.sql.settle_other.at_least(changes.len());
             let query = fill(changes, size).fold(sqlx::query(sql), |query, change| change.bind(query));
             applied += query.execute(&mut *connection).await?.rows_affected();
         }
+        kill_point!("settle.applied");
         Ok(applied)
     }
 

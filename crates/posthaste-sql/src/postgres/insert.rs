@@ -27,6 +27,7 @@ impl PgStore {
                 Some(taken) => Error::DuplicateId { id: taken_id(part, taken.detail().unwrap_or_default()) },
                 None => self.fault(error),
             })?;
+            kill_point!("insert.between");
         }
         Ok(())
     }

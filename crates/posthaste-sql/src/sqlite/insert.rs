@@ -66,6 +66,7 @@ impl SqliteStore {
                 let query = cut.iter().fold(sqlx::query(sql.clone()), |query, row| bind(query, row, now));
                 query.execute(&mut *connection).await?;
                 rows = rest;
+                kill_point!("insert.between");
             }
         }
         Ok(())

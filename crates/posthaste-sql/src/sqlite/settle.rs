@@ -60,10 +60,12 @@ impl SqliteStore {
             };
             applied += query.execute(&mut *connection).await?.rows_affected();
         }
+        kill_point!("settle.between");
         if let Some(others) = round.others(now) {
             let query = sqlx::query(self.sql.slots.settle_other.clone()).bind(others);
             applied += query.execute(connection).await?.rows_affected();
         }
+        kill_point!("settle.applied");
         Ok(applied)
     }
 
