@@ -93,9 +93,9 @@ impl Member {
         Ok(Some(exit))
     }
 
-    /// Starts it again if it has ended by itself.
+    /// Starts it again if it has ended without anybody's doing.
     pub(crate) async fn revive(&mut self) -> anyhow::Result<()> {
-        if self.wait(Duration::ZERO).await?.is_some() {
+        if self.child.is_some() && self.wait(Duration::ZERO).await?.is_some() {
             self.start()?;
         }
         Ok(())

@@ -378,7 +378,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
                 server.free_disk().await?;
             }
             (None, Some(disk)) => {
-                disk.fill()?;
+                disk.fill().await?;
                 sleep(pause).await;
                 disk.free()?;
             }

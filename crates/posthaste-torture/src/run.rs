@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use futures_util::future::try_join_all;
-use posthaste_core::store::AdminStore;
 use posthaste_sql::{MySqlStore, PgStore, SqliteStore};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
@@ -47,7 +46,7 @@ pub(crate) async fn run(plan: Plan, program: &[OsString]) -> anyhow::Result<Exit
 pub(crate) fn verdict(history: &Path) -> anyhow::Result<ExitCode> {
     let entries = history::read(history).with_context(|| format!("reading {}", history.display()))?;
     let report = check::check(&entries);
-    println!("{}", report::text(&report));
+    println!("{}", report::text(&report, console::colors_enabled()));
     let page = history.with_extension("html");
     fs::write(&page, report::html(&report, &entries)).with_context(|| format!("writing {}", page.display()))?;
     println!("history  {}\nreport   {}", history.display(), page.display());
@@ -69,7 +68,7 @@ fn output(plan: &Plan) -> anyhow::Result<PathBuf> {
 
 async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]) -> anyhow::Result<()> {
     println!("database {}, seed {}, {} s", plan.database.name(), plan.seed, plan.seconds);
-    let ground = Ground::prepare(plan.database).await?;
+    let ground = Ground::prepare(&plan).await?;
     let (faults, left_out) = choose(&plan, &ground);
     for (fault, reason) in &left_out {
         println!("without {fault}: {reason}");

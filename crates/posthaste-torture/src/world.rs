@@ -18,7 +18,7 @@ use crate::member::Member;
 use crate::plan::Plan;
 use crate::proxy::Proxy;
 use crate::role::KEYS;
-use crate::server::{Directory, Server, ServerKind, ServerOptions};
+use crate::server::{self, Directory, Server, ServerOptions};
 
 /// Everything that takes part in a run.
 pub(crate) struct World<D> {
@@ -39,6 +39,13 @@ pub(crate) struct World<D> {
     broken: std::sync::Mutex<BTreeSet<String>>,
 }
 
+/// The size of the disk of the database: for what is there from the beginning, and for what is written in a second.
+const SMALLEST_DISK: u64 = 1 << 30;
+const DISK_PER_SECOND: u64 = 4 << 20;
+
+/// How many connections a server lets in: enough for every pool, few enough to be used up.
+const CONNECTIONS: u32 = 100;
+
 /// A database that is ready to be broken.
 pub(crate) struct Ground {
     server: Option<Server>,
@@ -49,19 +56,21 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// Starts a server, or finds a place for a file.
-    pub(crate) async fn prepare(kind: Kind) -> anyhow::Result<Self> {
-        let server = match kind {
+    /// Starts a server, or finds a place for a file. On a disk of its own, if that can be had.
+    pub(crate) async fn prepare(plan: &Plan) -> anyhow::Result<Self> {
+        let disk = SMALLEST_DISK + plan.seconds * DISK_PER_SECOND;
+        let kind = match plan.database {
             Kind::Sqlite => {
-                let disk = Directory::new()?;
+                let disk = Directory::new(Some(disk))?;
                 let url = format!("sqlite:{}", disk.path().join("torture.db").display());
                 let no_full_disk = disk.can_fill().err().map(|error| error.to_string());
                 return Ok(Self { server: None, disk: Some(disk), url, no_full_disk });
             }
-            Kind::Postgres => ServerKind::Postgres,
-            Kind::Mariadb => ServerKind::MariaDb,
+            Kind::Postgres => server::Kind::Postgres,
+            Kind::Mariadb => server::Kind::MariaDb,
         };
-        let server = Server::start(server, &ServerOptions { max_connections: 80, ..ServerOptions::default() }).await?;
+        let options = ServerOptions::default().max_connections(CONNECTIONS).disk(disk);
+        let server = Server::start(kind, &options).await?;
         let url = server.url().to_owned();
         let no_full_disk = server.can_fill_disk().err().map(|error| error.to_string());
         Ok(Self { server: Some(server), disk: None, url, no_full_disk })
@@ -81,8 +90,8 @@ impl<D: Database> World<D> {
         store.set_up(KEYS).await.context("creating the tables")?;
         let (to_database, url) = match &server {
             Some(server) => {
-                let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], server.port()))).await?;
-                let url = with_port(&direct_url, server.port(), proxy.addr().port());
+                let proxy = Proxy::start(server.addr()).await?;
+                let url = server.url_at(proxy.addr());
                 (Some(proxy), url)
             }
             None => (None, direct_url.clone()),
@@ -173,10 +182,10 @@ impl<D: Database> World<D> {
     pub(crate) async fn close(self) -> anyhow::Result<()> {
         let server = self.server.into_inner();
         drop(self.store);
-        if let Some(mut server) = server {
-            server.stop(crate::server::How::Fast).await?;
+        match server {
+            Some(server) => server.close().await,
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -246,11 +255,6 @@ impl Cast<'_> {
     fn sink(&self) -> anyhow::Result<Mutex<Member>> {
         self.member(Config { sink: self.sink_at, ..self.config(Role::Sink, "sink".to_owned()) })
     }
-}
-
-/// The same URL with another port.
-fn with_port(url: &str, from: u16, to: u16) -> String {
-    url.replacen(&format!(":{from}"), &format!(":{to}"), 1)
 }
 
 async fn free_port() -> anyhow::Result<SocketAddr> {

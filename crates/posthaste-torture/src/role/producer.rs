@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::store::{AdminStore, CommitError};
+use posthaste_core::store::CommitError;
 use posthaste_core::{Event, EventId, Outbox};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
