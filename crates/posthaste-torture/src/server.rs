@@ -217,6 +217,9 @@ impl Server {
 
     /// Takes what is left of its disk. Again, if the server has given some back since.
     ///
+    /// Writers get errors, or the server crashes: PostgreSQL without room for its log, MariaDB without room for a column that
+    /// has pages of its own. It then stays down until [`free_disk`](Self::free_disk).
+    ///
     /// # Errors
     /// When there is no disk of its own.
     pub async fn fill_disk(&mut self) -> anyhow::Result<()> {
