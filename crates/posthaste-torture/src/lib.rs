@@ -5,4 +5,5 @@
 //! and drained, and a checker reads the [history].
 
 pub mod history;
+pub mod proxy;
 pub mod server;

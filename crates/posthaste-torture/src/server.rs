@@ -131,7 +131,7 @@ impl Server {
         &self.url
     }
 
-    /// The same database through another address, such as that of a proxy.
+    /// The same database through another address, such as that of a [proxy](crate::proxy::Proxy).
     pub fn url_at(&self, addr: SocketAddr) -> String {
         match self.kind {
             Kind::Postgres => format!("postgres://postgres@{addr}/{DATABASE}"),
@@ -303,7 +303,7 @@ impl Kind {
     }
 
     /// The bytes with which sqlx asks for a COMMIT, and which nothing else contains by chance, as "READ COMMITTED" does the
-    /// plain word.
+    /// plain word. For [`Proxy::lose_reply_to`](crate::proxy::Proxy::lose_reply_to).
     pub fn commit(self) -> &'static [u8] {
         match self {
             Self::Postgres => b"Q\0\0\0\x0bCOMMIT\0",

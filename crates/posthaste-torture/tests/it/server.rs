@@ -1,11 +1,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use posthaste_torture::server::{Directory, How, Kind, Server, ServerOptions};
 
 use crate::client::Client;
+use crate::eventually;
 
 const DISK: u64 = 256 << 20;
 
@@ -188,19 +188,4 @@ fn is_alive(pid: u32) -> bool {
 
 fn is_mounted(home: &Path) -> bool {
     fs::read_to_string("/proc/mounts").unwrap().contains(home.to_str().unwrap())
-}
-
-async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    const LIMIT: Duration = Duration::from_secs(20);
-    const PAUSE: Duration = Duration::from_millis(20);
-    tokio::time::timeout(LIMIT, async {
-        loop {
-            if let Some(seen) = look() {
-                return seen;
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    })
-    .await
-    .expect("it happens in time")
 }
