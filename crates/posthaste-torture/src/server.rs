@@ -131,7 +131,7 @@ impl Server {
         &self.url
     }
 
-    /// The same database through another address, such as that of a proxy.
+    /// The same database through another address, such as that of a [proxy](crate::proxy::Proxy).
     pub fn url_at(&self, addr: SocketAddr) -> String {
         match self.kind {
             Kind::Postgres => format!("postgres://postgres@{addr}/{DATABASE}"),
@@ -217,6 +217,9 @@ impl Server {
 
     /// Takes what is left of its disk. Again, if the server has given some back since.
     ///
+    /// Writers get errors, or the server crashes: PostgreSQL without room for its log, MariaDB without room for a column that
+    /// has pages of its own. It then stays down until [`free_disk`](Self::free_disk).
+    ///
     /// # Errors
     /// When there is no disk of its own.
     pub async fn fill_disk(&mut self) -> anyhow::Result<()> {
@@ -300,7 +303,7 @@ impl Kind {
     }
 
     /// The bytes with which sqlx asks for a COMMIT, and which nothing else contains by chance, as "READ COMMITTED" does the
-    /// plain word.
+    /// plain word. For [`Proxy::lose_reply_to`](crate::proxy::Proxy::lose_reply_to).
     pub fn commit(self) -> &'static [u8] {
         match self {
             Self::Postgres => b"Q\0\0\0\x0bCOMMIT\0",

@@ -1,4 +1,25 @@
 //! Private servers and the proxy do what the nemesis relies on.
 
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
 mod client;
+mod proxy;
 mod server;
+
+use std::time::Duration;
+
+/// Looks until there is something to see.
+async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    const LIMIT: Duration = Duration::from_secs(20);
+    const PAUSE: Duration = Duration::from_millis(20);
+    tokio::time::timeout(LIMIT, async {
+        loop {
+            if let Some(seen) = look() {
+                return seen;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    })
+    .await
+    .expect("it happens in time")
+}

@@ -1,11 +1,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use posthaste_torture::server::{Directory, How, Kind, Server, ServerOptions};
 
 use crate::client::Client;
+use crate::eventually;
 
 const DISK: u64 = 256 << 20;
 
@@ -66,8 +66,8 @@ async fn survives_a_full_disk(kind: Kind) {
     }
     let mut client = Client::connect(kind, server.url()).await.unwrap();
     client.create_table().await.unwrap();
-    server.fill_disk().await.unwrap();
     let mut written = 0;
+    server.fill_disk().await.unwrap();
     let error = loop {
         match client.insert().await {
             Ok(()) => written += 1,
@@ -75,6 +75,8 @@ async fn survives_a_full_disk(kind: Kind) {
         }
     };
     println!("after {written} rows: {error}");
+    // Its transaction is still open.
+    drop(client);
 
     server.free_disk().await.unwrap();
     let mut client = Client::connect(kind, server.url()).await.unwrap();
@@ -87,6 +89,26 @@ async fn survives_a_full_disk(kind: Kind) {
     assert!(!is_alive(pid));
     assert!(!home.exists());
     assert!(!is_mounted(&home));
+}
+
+/// Without room for its log, PostgreSQL cannot even say no: it crashes, and again when it recovers.
+#[tokio::test]
+async fn postgres_is_started_again_after_a_full_disk() {
+    const LOG_A_MEGABYTE: &str = "SELECT pg_logical_emit_message(FALSE, '', REPEAT('x', 1000000))";
+    let mut server = Server::start(Kind::Postgres, &ServerOptions::default().disk(DISK)).await.unwrap();
+    if server.can_fill_disk().is_err() {
+        return;
+    }
+    let mut client = Client::connect(Kind::Postgres, server.url()).await.unwrap();
+    client.create_table().await.unwrap();
+    client.insert().await.unwrap();
+    server.fill_disk().await.unwrap();
+    while client.execute(LOG_A_MEGABYTE).await.is_ok() {}
+    eventually(|| server.pid().is_none().then_some(())).await;
+
+    server.free_disk().await.unwrap();
+    let mut client = Client::connect(Kind::Postgres, server.url()).await.unwrap();
+    assert_eq!(client.count().await.unwrap(), 1);
 }
 
 #[tokio::test]
@@ -152,7 +174,7 @@ async fn ends_with_a_killed_program(kind: Kind, test: &str) {
 async fn be_victim(kind: Kind, notes: &Path) {
     let server = Server::start(kind, &ServerOptions::default().disk(DISK)).await.unwrap();
     fs::write(notes, format!("{} {}\n", server.pid().unwrap(), home_of(&server).display())).unwrap();
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 fn home_of(server: &Server) -> PathBuf {
@@ -166,19 +188,4 @@ fn is_alive(pid: u32) -> bool {
 
 fn is_mounted(home: &Path) -> bool {
     fs::read_to_string("/proc/mounts").unwrap().contains(home.to_str().unwrap())
-}
-
-async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    const LIMIT: Duration = Duration::from_secs(20);
-    const PAUSE: Duration = Duration::from_millis(20);
-    tokio::time::timeout(LIMIT, async {
-        loop {
-            if let Some(seen) = look() {
-                return seen;
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    })
-    .await
-    .expect("it happens in time")
 }
