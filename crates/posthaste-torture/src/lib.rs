@@ -4,4 +4,5 @@
 //! can reach. All of them are processes of their own, and each writes down what it did. At the end everything is healed
 //! and drained, and a checker reads the [history].
 
+pub mod check;
 pub mod history;
