@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -230,7 +230,7 @@ impl Recorder {
             serde_json::to_writer(&mut lines, &entry).expect("an entry is JSON");
             lines.push(b'\n');
         }
-        let mut file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.write_all(&lines).expect("the history can be written");
     }
 }

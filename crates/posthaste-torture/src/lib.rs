@@ -4,7 +4,7 @@
 //! can reach. All of them are processes of their own, and each writes down what it did. At the end everything is healed
 //! and drained, and a checker reads the [history].
 
-mod check;
+pub mod check;
 mod config;
 mod database;
 mod fault;
@@ -13,7 +13,7 @@ mod member;
 mod nemesis;
 mod plan;
 pub mod proxy;
-mod report;
+pub mod report;
 mod role;
 mod run;
 pub mod server;

@@ -250,7 +250,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
         sleep(self.millis(1000..5000)).await;
         proxy.black_hole(false);
         // What was swallowed never comes: these connections are of no use to anybody.
-        Ok(proxy.cut() as u64)
+        Ok(proxy.cut())
     }
 
     // -- The database
@@ -321,7 +321,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
         let proxy = self.world.to_database.as_ref().context("no proxy")?;
         self.note(fault, "");
         Ok(match fault {
-            Fault::ConnectionsCut => proxy.cut() as u64,
+            Fault::ConnectionsCut => proxy.cut(),
             Fault::DatabaseSlow => {
                 proxy.delay(Some(self.millis(5..200)));
                 sleep(self.millis(1000..4000)).await;
@@ -332,11 +332,11 @@ impl<'a, D: Database> Nemesis<'a, D> {
                 proxy.black_hole(true);
                 sleep(self.millis(500..5000)).await;
                 proxy.black_hole(false);
-                proxy.cut() as u64
+                proxy.cut()
             }
             _ => {
                 let before = proxy.stats().replies_lost;
-                proxy.lose_reply_to(b"COMMIT", self.rng.u32(1..20));
+                proxy.lose_reply_to(self.world.commit, self.rng.u32(1..20));
                 let mut lost = 0;
                 for _ in 0..100 {
                     sleep(Duration::from_millis(100)).await;
@@ -345,6 +345,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
                         break;
                     }
                 }
+                proxy.lose_no_reply();
                 lost
             }
         })

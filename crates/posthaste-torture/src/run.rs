@@ -7,9 +7,11 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
 use futures_util::future::try_join_all;
 use posthaste_sql::{MySqlStore, PgStore, SqliteStore};
+use tokio::signal::ctrl_c;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::check;
@@ -32,10 +34,19 @@ const MARGIN: Duration = Duration::from_secs(60);
 /// Runs, checks and reports.
 pub(crate) async fn run(plan: Plan, program: &[OsString]) -> anyhow::Result<ExitCode> {
     let directory = output(&plan)?;
-    match plan.database {
-        Kind::Sqlite => torture::<SqliteStore>(plan, &directory, program).await?,
-        Kind::Postgres => torture::<PgStore>(plan, &directory, program).await?,
-        Kind::Mariadb => torture::<MySqlStore>(plan, &directory, program).await?,
+    let torture = async {
+        match plan.database {
+            Kind::Sqlite => torture::<SqliteStore>(plan, &directory, program).await,
+            Kind::Postgres => torture::<PgStore>(plan, &directory, program).await,
+            Kind::Mariadb => torture::<MySqlStore>(plan, &directory, program).await,
+        }
+    };
+    // What is dropped then ends its processes and deletes what it made.
+    let mut asked_to_end = signal(SignalKind::terminate())?;
+    tokio::select! {
+        tortured = torture => tortured?,
+        _ = ctrl_c() => bail!("interrupted"),
+        _ = asked_to_end.recv() => bail!("asked to end"),
     }
     let history = directory.join(HISTORY);
     join(&directory, &history)?;
@@ -48,7 +59,7 @@ pub(crate) fn verdict(history: &Path) -> anyhow::Result<ExitCode> {
     let report = check::check(&entries);
     println!("{}", report::text(&report, console::colors_enabled()));
     let page = history.with_extension("html");
-    fs::write(&page, report::html(&report, &entries)).with_context(|| format!("writing {}", page.display()))?;
+    fs::write(&page, report::html(&report)).with_context(|| format!("writing {}", page.display()))?;
     println!("history  {}\nreport   {}", history.display(), page.display());
     Ok(ExitCode::from(report.exit_code()))
 }
@@ -62,7 +73,7 @@ fn output(plan: &Plan) -> anyhow::Result<PathBuf> {
     };
     fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
     let used = fs::read_dir(directory)?.next().is_some();
-    anyhow::ensure!(!used, "{} is not empty; a history is not mixed with others", directory.display());
+    ensure!(!used, "{} is not empty; a history is not mixed with others", directory.display());
     Ok(directory.clone())
 }
 

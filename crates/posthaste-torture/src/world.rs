@@ -32,6 +32,8 @@ pub(crate) struct World<D> {
     /// Where the file is, of a database without a server.
     pub(crate) disk: Mutex<Option<Directory>>,
     pub(crate) to_database: Option<Proxy>,
+    /// The bytes that ask the database to commit.
+    pub(crate) commit: &'static [u8],
     pub(crate) to_sink: Proxy,
     pub(crate) sink: Mutex<Member>,
     producers: Vec<Mutex<Member>>,
@@ -96,6 +98,7 @@ impl<D: Database> World<D> {
             }
             None => (None, direct_url.clone()),
         };
+        let commit = server.as_ref().map_or(&b""[..], |server| server.kind().commit());
         let sink_at = free_port().await?;
         let to_sink = Proxy::start(sink_at).await?;
         let cast = Cast { plan: &plan, directory, program, url, sink: to_sink.addr(), sink_at };
@@ -110,6 +113,7 @@ impl<D: Database> World<D> {
             server: Mutex::new(server),
             disk: Mutex::new(disk),
             to_database,
+            commit,
             to_sink,
             sink,
             producers,
