@@ -478,10 +478,12 @@ mod stuck {
 
     #[test]
     fn pending_when_the_patience_is_over() {
-        breaks(&[Rule::Stuck], "a2", "its row is still RETRY", |planted| {
+        let late = |planted: &mut Planted| {
             planted.end_as("a2", "retry", "r2/2");
             planted.drain_until(15_000, 1);
-        });
+        };
+        breaks(&[Rule::Stuck], "a2", "its row is still RETRY", late);
+        assert!(spoiled(late).doubts.is_empty());
     }
 
     #[test]
