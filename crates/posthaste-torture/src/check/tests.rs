@@ -3,7 +3,7 @@
 use super::evidence::subject;
 use super::planted::{ACKED, CHANGED, LEDGER, Planted, RECEIVED, ROW, SETTLED, changed, message, row, settled};
 use super::{Conclusion, EXAMPLES, Ending, Fault, Outcome, Report, Rule, check};
-use crate::history::{Entry, Message, What};
+use crate::history::{Entry, Message, Run, What};
 
 fn spoiled(spoil: impl FnOnce(&mut Planted)) -> Report {
     let mut planted = Planted::valid();
@@ -64,6 +64,22 @@ fn the_figures_are_counted() {
     assert_eq!((totals.dead, totals.malformed, totals.pending), (2, 1, 0));
     assert_eq!((totals.crashes, totals.lost_leases, totals.lost_answers, totals.allowed), (1, 1, 1, 6));
     assert_eq!(report.faults, [Fault { name: "kill-relay".to_owned(), times: 1, effects: 1, intended: true }]);
+}
+
+#[test]
+fn a_lease_is_lost_to_another_only() {
+    let lost_leases = |next| {
+        spoiled(|planted| planted.add(9000, "database", changed("a2", ["new", "new"], [Some("r1/5"), next])))
+            .totals
+            .lost_leases
+    };
+    assert_eq!([None, Some("r1/5"), Some("r1/6")].map(lost_leases), [1, 1, 2]);
+}
+
+#[test]
+fn the_first_line_says_what_was_intended() {
+    let report = spoiled(|planted| planted.add(9000, "runner", What::Run(Run::default())));
+    assert_eq!(report.run.seed, 42);
 }
 
 mod atomicity {
@@ -199,6 +215,11 @@ fn wrongly_dead() {
     breaks(&[Rule::WronglyDead], "a2", "its row is DEAD, which nobody planned", |planted| {
         planted.end_as("a2", "dead", "r2/2");
     });
+    let why = "its event is there, but its business row is missing";
+    breaks(&[Rule::Atomicity, Rule::WronglyDead], "a9", why, |planted| {
+        planted.add(9000, "database", changed("a9", ["new", "dead"], [Some("r2/9"), None]));
+        planted.add(12_000, "runner", row("a9", "dead"));
+    });
 }
 
 mod fence {
@@ -272,6 +293,13 @@ mod fence {
     }
 
     #[test]
+    fn given_back_and_changed_all_the_same() {
+        crossed("p1", "release was written under lease r2/5, but the row became RETRY", |planted| {
+            planted.replace("p1", SETTLED, settled("p1", "r2/5", "release", true));
+        });
+    }
+
+    #[test]
     fn settled_twice_under_one_lease() {
         let why = "done was written under lease r2/2, which the row did not have then";
         crossed("a2", why, |planted| planted.add(9000, "relay-2", settled("a2", "r2/2", "done", true)));
@@ -331,6 +359,22 @@ mod order {
     }
 
     #[test]
+    fn all_that_come_after_a_later_one_are_late() {
+        let report = spoiled(|planted| early(planted, "a3"));
+        let verdict = report.broken().next().unwrap();
+        let ids: Vec<_> = verdict.examples.iter().map(|example| &*example.id).collect();
+        assert_eq!((verdict.rule, ids), (Rule::Order, vec!["a1", "a2"]));
+    }
+
+    #[test]
+    fn without_an_end_an_earlier_delivery_may_be_missing() {
+        is_unknown(&["the history has no end"], |planted| {
+            early(planted, "a3");
+            planted.forget_where(|what| *what == What::End);
+        });
+    }
+
+    #[test]
     fn repeats_may_come_in_any_order() {
         is_valid(|planted| planted.add(9000, "sink", What::Received(message("a2"))));
     }
@@ -360,6 +404,10 @@ mod order {
     fn poison_is_excepted() {
         // The poison is number 1 of key b, and comes after number 2.
         is_valid(|planted| planted.add(9000, "sink", What::Received(message("p1"))));
+        is_valid(|planted| {
+            planted.add(9000, "sink", What::Received(message("p1")));
+            planted.end_as("p1", "done", "r2/5");
+        });
     }
 
     #[test]
@@ -402,8 +450,18 @@ mod duplicates {
     }
 
     #[test]
+    fn without_an_end_what_explains_them_may_be_missing() {
+        is_unknown(&["the history has no end"], |planted| {
+            repeat(planted, "a2", 4);
+            planted.forget_where(|what| *what == What::End);
+        });
+    }
+
+    #[test]
     fn none_without_faults() {
         let report = spoiled(Planted::without_faults);
+        assert_eq!((broken(&report), report.totals.allowed), (vec![Rule::Duplicates], 0));
+        let report = spoiled(|planted| planted.forget_where(|what| matches!(what, What::Broken { .. })));
         assert_eq!((broken(&report), report.totals.allowed), (vec![Rule::Duplicates], 0));
         is_valid(|planted| {
             planted.without_faults();
@@ -420,10 +478,12 @@ mod stuck {
 
     #[test]
     fn pending_when_the_patience_is_over() {
-        breaks(&[Rule::Stuck], "a2", "its row is still RETRY", |planted| {
+        let late = |planted: &mut Planted| {
             planted.end_as("a2", "retry", "r2/2");
             planted.drain_until(15_000, 1);
-        });
+        };
+        breaks(&[Rule::Stuck], "a2", "its row is still RETRY", late);
+        assert!(spoiled(late).doubts.is_empty());
     }
 
     #[test]
@@ -442,6 +502,11 @@ mod stuck {
             planted.end_as("a2", "retry", "r2/2");
             planted.forget("a2", RECEIVED);
             planted.drain_until(14_999, 1);
+        });
+        is_unknown(&["the drain ended before its time (rows pending: 1)"], |planted| {
+            planted.replace("a2", ROW, row("a2", "new"));
+            planted.forget("a2", SETTLED);
+            planted.forget("a2", CHANGED);
         });
     }
 }
