@@ -112,11 +112,13 @@ pub enum Rule {
     Duplicates,
     /// Nothing is pending when the patience is over.
     Stuck,
+    /// No process ends unless somebody wants it to, and then in order.
+    Fallen,
 }
 
 impl Rule {
     /// All of them, in the order of a report.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Atomicity,
         Self::Lost,
         Self::FalseDone,
@@ -127,6 +129,7 @@ impl Rule {
         Self::Order,
         Self::Duplicates,
         Self::Stuck,
+        Self::Fallen,
     ];
 
     /// Its name in a report.
@@ -142,6 +145,7 @@ impl Rule {
             Self::Order => "order",
             Self::Duplicates => "duplicates",
             Self::Stuck => "stuck",
+            Self::Fallen => "fallen",
         }
     }
 
@@ -158,6 +162,7 @@ impl Rule {
             Self::Order => "first received after a later one of its key",
             Self::Duplicates => "received again",
             Self::Stuck => "still pending when the patience was over",
+            Self::Fallen => "processes that ended by themselves, or in disorder",
         }
     }
 }
@@ -228,8 +233,8 @@ pub struct Totals {
     pub crashes: u64,
     /// Leases lost: settlements that were refused, and rows that went from one lease to the next.
     pub lost_leases: u64,
-    /// Answers of the sink that a relay never got.
-    pub lost_answers: u64,
+    /// Messages to which the sink's answer never came.
+    pub unanswered: u64,
 }
 
 /// A fault, as often as it happened.

@@ -13,7 +13,7 @@ use sqlx::sqlite::{SqliteConnection, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Row};
 use tokio::time::sleep;
 
-use crate::history::{Message, What};
+use crate::history::{self, Entry, Message, What};
 use sql::{MARIADB, POSTGRES, SQLITE, status};
 
 /// What a run needs of a database.
@@ -51,8 +51,8 @@ pub(crate) trait Database: Store {
     /// Ends every other connection, and says how many. Nothing where a database has no connections.
     fn terminate_others(&self) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
 
-    /// What stands in the database.
-    fn dump(&self) -> impl Future<Output = Result<Vec<What>, sqlx::Error>> + Send;
+    /// What stands in the database, with the moment of each change.
+    fn dump(&self) -> impl Future<Output = Result<Vec<Entry>, sqlx::Error>> + Send;
 }
 
 macro_rules! database {
@@ -138,32 +138,34 @@ macro_rules! database {
                 Ok(ended)
             }
 
-            async fn dump(&self) -> Result<Vec<What>, sqlx::Error> {
+            async fn dump(&self) -> Result<Vec<Entry>, sqlx::Error> {
+                let entry = |at, what| Entry { at, who: "database".to_owned(), what };
+                let now = history::now();
                 let mut dump = Vec::new();
                 for row in sqlx::query($sql.ledger).fetch_all(self.pool()).await? {
-                    dump.push(What::Ledger(Message {
+                    dump.push(entry(now, What::Ledger(Message {
                         id: row.try_get(0)?,
                         event_type: row.try_get(1)?,
                         key: row.try_get(2)?,
                         number: row.try_get::<i64, _>(3)?.cast_unsigned(),
                         hash: row.try_get::<i64, _>(4)?.cast_unsigned(),
                         poison: row.try_get::<i16, _>(5)? != 0,
-                    }));
+                    })));
                 }
                 for row in sqlx::query($sql.rows).fetch_all(self.pool()).await? {
-                    dump.push(What::Row {
+                    dump.push(entry(now, What::Row {
                         id: row.try_get(0)?,
                         status: status(row.try_get(1)?),
                         attempts: row.try_get::<i32, _>(2)?.unsigned_abs(),
                         error: row.try_get(3)?,
-                    });
+                    }));
                 }
                 for row in sqlx::query($sql.changes).fetch_all(self.pool()).await? {
-                    dump.push(What::Changed {
+                    dump.push(entry(row.try_get(5)?, What::Changed {
                         id: row.try_get(0)?,
                         status: [status(row.try_get(1)?), status(row.try_get(2)?)],
                         lease: [row.try_get(3)?, row.try_get(4)?],
-                    });
+                    }));
                 }
                 Ok(dump)
             }

@@ -39,6 +39,8 @@ pub enum What {
         status: Option<i32>,
         /// The signal that ended it otherwise.
         signal: Option<i32>,
+        /// Whether somebody wanted it to end.
+        wanted: bool,
     },
 
     /// A producer was told that its transaction is committed.

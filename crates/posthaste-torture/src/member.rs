@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
 
 use crate::config::Config;
@@ -20,12 +20,16 @@ pub(crate) struct Member {
     program: Vec<OsString>,
     recorder: Arc<Recorder>,
     child: Option<Child>,
+    /// The process ends when this is closed. Kept out of the child, which closes what it has when it is waited for.
+    life_line: Option<ChildStdin>,
+    /// Whether somebody wants it to end.
+    wanted: bool,
 }
 
 impl Member {
     /// A process that `program` followed by its configuration starts.
     pub(crate) fn new(config: Config, program: &[OsString], recorder: Recorder) -> Self {
-        Self { config, program: program.to_vec(), recorder: Arc::new(recorder), child: None }
+        Self { config, program: program.to_vec(), recorder: Arc::new(recorder), child: None, life_line: None, wanted: false }
     }
 
     /// Starts it, unless it runs.
@@ -39,23 +43,26 @@ impl Member {
             return Ok(());
         }
         let (program, arguments) = self.program.split_first().context("no program")?;
-        let child = Command::new(program)
+        let mut child = Command::new(program)
             .args(arguments)
             .arg(serde_json::to_string(&self.config)?)
             .envs(environment.iter().map(|(name, value)| (name, value)))
-            // It ends when the other end of this is closed.
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("starting {}", self.config.name))?;
+        self.life_line = child.stdin.take();
+        // Who gives it reasons to end means it.
+        self.wanted = !environment.is_empty();
         self.recorder.record(What::Started { pid: child.id().unwrap_or(0) });
         self.child = Some(child);
         Ok(())
     }
 
     /// Sends it a signal. Says whether it was there to receive it.
-    pub(crate) fn signal(&self, signal: Signal) -> bool {
+    pub(crate) fn signal(&mut self, signal: Signal) -> bool {
+        self.wanted |= [Signal::TERM, Signal::KILL].contains(&signal);
         let pid = self.child.as_ref().and_then(Child::id).and_then(|id| i32::try_from(id).ok());
         pid.and_then(Pid::from_raw).is_some_and(|pid| kill_process(pid, signal).is_ok())
     }
@@ -89,7 +96,7 @@ impl Member {
         let status = status?;
         self.child = None;
         let exit = Exit { status: status.code(), signal: status.signal() };
-        self.recorder.record(What::Exited { status: exit.status, signal: exit.signal });
+        self.recorder.record(What::Exited { status: exit.status, signal: exit.signal, wanted: self.wanted });
         Ok(Some(exit))
     }
 

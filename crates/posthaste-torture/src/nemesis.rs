@@ -1,7 +1,9 @@
 //! Breaks things, and mends them.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -25,67 +27,70 @@ const PRODUCER_POINTS: &[&str] = &["begin.after", "insert.before", "insert.after
 const RELAY_POINTS: &[&str] =
     &["claim.before", "claim.after", "listener.before", "listener.after", "settle.before", "settle.after"];
 
+/// How long faults that have done nothing yet are given beyond the time of the run.
+const EXTRA_TIME: Duration = Duration::from_secs(120);
+
 /// How often a process passes a point, at most, before it is killed there.
 const LONGEST_FUSE: u32 = 40;
 
-/// Deals the faults one after the other, every one before any comes again, until it is told to stop and every one had its
-/// turn.
+/// One of the hands that break things.
 pub(crate) struct Nemesis<'a, D: Database> {
     world: &'a World<D>,
     /// Shared by all hands: what one deals the others need not.
-    deck: &'a std::sync::Mutex<Deck>,
+    deck: &'a Mutex<Deck>,
     rng: fastrand::Rng,
 }
 
-/// The faults that wait for their turn.
+/// The faults that wait for their turn: every one comes before any comes again, and those that did nothing come again
+/// until they did.
 pub(crate) struct Deck {
     all: Vec<Fault>,
     waiting: Vec<Fault>,
-    rounds: u32,
+    effective: HashSet<Fault>,
     rng: fastrand::Rng,
 }
 
 impl Deck {
     pub(crate) fn new(all: Vec<Fault>, seed: u64) -> Self {
-        let mut deck = Self { all, waiting: Vec::new(), rounds: 0, rng: fastrand::Rng::with_seed(seed) };
-        deck.shuffle();
-        deck
+        let (waiting, effective) = (Vec::new(), HashSet::new());
+        Self { all, waiting, effective, rng: fastrand::Rng::with_seed(seed) }
     }
 
-    fn shuffle(&mut self) {
-        self.waiting = self.all.clone();
-        self.rng.shuffle(&mut self.waiting);
-    }
-
-    /// The next fault; nothing when the time is over and each had its turn.
+    /// The next fault; nothing when the time is over and each has done something.
     fn deal(&mut self, over: bool) -> Option<Fault> {
-        if self.waiting.is_empty() {
-            self.rounds += 1;
-            self.shuffle();
+        if over {
+            self.waiting.retain(|fault| !self.effective.contains(fault));
         }
-        if over && self.rounds > 0 {
-            return None;
+        if self.waiting.is_empty() {
+            let again = self.all.iter().filter(|fault| !over || !self.effective.contains(fault));
+            self.waiting = again.copied().collect();
+            self.rng.shuffle(&mut self.waiting);
         }
         self.waiting.pop()
     }
 }
 
 impl<'a, D: Database> Nemesis<'a, D> {
-    pub(crate) fn new(world: &'a World<D>, deck: &'a std::sync::Mutex<Deck>, seed: u64) -> Self {
+    pub(crate) fn new(world: &'a World<D>, deck: &'a Mutex<Deck>, seed: u64) -> Self {
         Self { world, deck, rng: fastrand::Rng::with_seed(seed) }
     }
 
+    /// Breaks things until the time is over and every fault has done something, or will not.
     pub(crate) async fn rage(mut self, until: Instant) -> anyhow::Result<()> {
-        loop {
+        while Instant::now() < until + EXTRA_TIME {
             sleep(self.millis(100..800)).await;
             let next = self.deck.lock().expect("nobody panics here").deal(Instant::now() >= until);
-            let Some(fault) = next else { return Ok(()) };
+            let Some(fault) = next else { break };
             let name = fault.name();
             self.world.broken(fault, true);
             let effects = self.inflict(fault).await.with_context(|| name.clone())?;
             self.world.broken(fault, false);
             self.world.recorder.record(What::Mended { fault: name, effects });
+            if effects > 0 {
+                self.deck.lock().expect("nobody panics here").effective.insert(fault);
+            }
         }
+        Ok(())
     }
 
     fn millis(&mut self, range: std::ops::Range<u64>) -> Duration {
@@ -164,7 +169,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
     }
 
     async fn stop(&mut self, fault: Fault) -> anyhow::Result<u64> {
-        let victim = self.world.victim(fault, &mut self.rng).await;
+        let mut victim = self.world.victim(fault, &mut self.rng).await;
         self.note(fault, &victim.config.name);
         let hit = victim.signal(Signal::STOP);
         sleep(LEASE + self.millis(500..2500)).await;

@@ -33,6 +33,9 @@ pub struct Plan {
     /// Where the history and the report go. By default a new directory among the temporary ones.
     #[arg(long, value_name = "DIRECTORY")]
     pub output: Option<PathBuf>,
+    /// How many seconds are granted to a slow machine at the end, on top of the lease and the longest backoff.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub margin: u64,
     /// A mistake to build in, which the checker has to find.
     #[arg(long, value_enum, hide = true)]
     pub sabotage: Option<Sabotage>,

@@ -178,11 +178,11 @@ fn allowance(totals: &Totals, in_hand: u64) -> String {
         return "none allowed".to_owned();
     }
     format!(
-        "of {} allowed: {}, {} and {}, with {} in hand",
+        "of {} allowed: {} with {} in hand, {} and {}",
         count(totals.allowed),
         counted(totals.crashes, "kill"),
+        count(in_hand),
         counted(totals.lost_leases, "lost lease"),
-        counted(totals.lost_answers, "lost answer"),
-        count(in_hand)
+        counted(totals.unanswered, "unanswered message")
     )
 }

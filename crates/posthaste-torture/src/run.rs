@@ -28,9 +28,6 @@ use crate::world::{Ground, World};
 /// How many things are broken at once, at most.
 const HANDS: u64 = 2;
 
-/// What is granted to a slow machine, on top of the lease and the longest backoff.
-const MARGIN: Duration = Duration::from_secs(60);
-
 /// Runs, checks and reports.
 pub(crate) async fn run(plan: Plan, program: &[OsString]) -> anyhow::Result<ExitCode> {
     let directory = output(&plan)?;
@@ -118,7 +115,8 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
     world.end_relays().await?;
     view.show(&[]);
     let dump = world.store.dump().await.context("reading the database at the end")?;
-    Recorder::open(&directory.join(LAST), "database")?.record_all(dump.into_iter().chain([What::End]));
+    history::write(&directory.join(LAST), &dump)?;
+    Recorder::open(&directory.join(LAST), "run")?.record(What::End);
     world.close().await
 }
 
@@ -160,14 +158,18 @@ async fn watch<D: Database>(world: &World<D>, view: &mut View) -> anyhow::Result
 /// Nothing is broken from here on, and nothing more is written.
 async fn heal<D: Database>(world: &World<D>) -> anyhow::Result<()> {
     world.end_producers().await?;
-    let patience = LEASE + LONGEST_BACKOFF + MARGIN;
-    world.recorder.record(What::Healed { patience_ms: u64::try_from(patience.as_millis())? });
+    world.recorder.record(What::Healed { patience_ms: u64::try_from(patience(&world.plan).as_millis())? });
     Ok(())
+}
+
+/// How long what is pending may take when nothing is broken any more.
+fn patience(plan: &Plan) -> Duration {
+    LEASE + LONGEST_BACKOFF + Duration::from_secs(plan.margin)
 }
 
 /// Waits until nothing is pending, or patience has run out.
 async fn drain<D: Database>(world: &World<D>) -> anyhow::Result<()> {
-    let until = Instant::now() + LEASE + LONGEST_BACKOFF + MARGIN;
+    let until = Instant::now() + patience(&world.plan);
     let pending = loop {
         match world.store.counts().await {
             Ok(counts) if counts.pending() == 0 || Instant::now() >= until => break counts.pending(),

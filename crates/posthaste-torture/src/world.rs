@@ -196,7 +196,7 @@ impl<D: Database> World<D> {
 async fn end(members: &[Mutex<Member>]) -> anyhow::Result<()> {
     // All are asked before any is waited for.
     for member in members {
-        let member = member.lock().await;
+        let mut member = member.lock().await;
         member.signal(Signal::CONT);
         member.signal(Signal::TERM);
     }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use crate::history::{Entry, Message, Run, What};
+use crate::role::is_orderly;
 
 /// Everything that a verdict is made of.
 #[derive(Default)]
@@ -19,7 +20,10 @@ pub(super) struct Evidence<'a> {
     pub(super) drained: Option<Drained>,
     pub(super) ended: bool,
     pub(super) crashes: u64,
-    pub(super) lost_answers: u64,
+    /// Messages whose answer never came.
+    pub(super) unanswered: u64,
+    /// Processes that ended by themselves or in disorder, and how.
+    pub(super) fallen: Vec<(&'a str, String)>,
     pub(super) ledger: u64,
     pub(super) rows: u64,
     pub(super) changes: u64,
@@ -111,8 +115,17 @@ impl<'a> Evidence<'a> {
     fn take(&mut self, entry: &'a Entry) {
         match &entry.what {
             What::Run(run) => self.run = self.run.or(Some(run)),
-            What::Exited { signal: Some(_), .. } => self.crashes += 1,
-            What::AnswerLost { .. } => self.lost_answers += 1,
+            What::Exited { status, signal, wanted } => {
+                self.crashes += u64::from(signal.is_some());
+                if !wanted || status.is_some_and(|status| !is_orderly(status)) {
+                    let how = match (signal, status) {
+                        (Some(signal), _) => format!("signal {signal}"),
+                        (None, status) => format!("exit status {}", status.unwrap_or(-1)),
+                    };
+                    self.fallen.push((&entry.who, how));
+                }
+            }
+            What::AnswerLost { messages } => self.unanswered += messages,
             What::Broken { fault, .. } => self.fault(fault).broken += 1,
             What::Mended { fault, effects } => {
                 let fault = self.fault(fault);

@@ -44,6 +44,7 @@ pub(super) fn find(rule: Rule, evidence: &Evidence<'_>) -> Findings {
         Rule::Order => order(evidence),
         Rule::Duplicates => duplicates(evidence),
         Rule::Stuck => of_each(evidence, stuck),
+        Rule::Fallen => fallen(evidence),
     }
 }
 
@@ -167,6 +168,14 @@ fn stuck(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
     unburied.then(|| format!("it is malformed, but its row is {}", row()))
 }
 
+fn fallen(evidence: &Evidence<'_>) -> Findings {
+    let mut findings = Findings::default();
+    for (who, how) in &evidence.fallen {
+        findings.add(who, format!("it ended with {how}"));
+    }
+    findings
+}
+
 /// Why the run proves less than it should.
 pub(super) fn doubts(evidence: &Evidence<'_>) -> Vec<String> {
     let mut doubts = Vec::new();
@@ -227,7 +236,7 @@ pub(super) fn totals(evidence: &Evidence<'_>) -> Totals {
     let mut totals = Totals {
         written: evidence.ledger,
         crashes: evidence.crashes,
-        lost_answers: evidence.lost_answers,
+        unanswered: evidence.unanswered,
         ..Totals::default()
     };
     for event in &evidence.events {
@@ -246,13 +255,14 @@ pub(super) fn totals(evidence: &Evidence<'_>) -> Totals {
     totals
 }
 
-/// How many repeats the faults explain: each may repeat all that a process has in hand. Without faults, none.
+/// How many repeats the faults explain: a crash all that a process has in hand, a lost lease the event, a lost answer the
+/// messages that it was about. Without faults, none.
 fn allowed(evidence: &Evidence<'_>, totals: &Totals) -> u64 {
     if evidence.faults.iter().all(|fault| fault.broken == 0) {
         return 0;
     }
     let in_hand = evidence.run.map_or(0, |run| run.in_hand);
-    (totals.crashes + totals.lost_leases + totals.lost_answers).saturating_mul(in_hand)
+    totals.crashes.saturating_mul(in_hand) + totals.lost_leases + totals.unanswered
 }
 
 pub(super) fn faults(evidence: &Evidence<'_>) -> Vec<Fault> {

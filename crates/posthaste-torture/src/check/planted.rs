@@ -57,7 +57,7 @@ impl Planted {
     fn delivering(&mut self) {
         self.add(2000, "sink", What::Received(message("a1")));
         self.add(2001, "nemesis", What::Broken { fault: "kill-relay".to_owned(), detail: "relay-1".to_owned() });
-        self.add(2002, "relay-1", What::Exited { status: None, signal: Some(9) });
+        self.add(2002, "relay-1", What::Exited { status: None, signal: Some(9), wanted: true });
         self.add(2500, "nemesis", What::Mended { fault: "kill-relay".to_owned(), effects: 1 });
         for (at, id, lease) in [(3000, "a1", "r2/1"), (3100, "a2", "r2/2"), (3200, "a3", "r2/3"), (3300, "b2", "r2/4")]
         {
@@ -71,7 +71,7 @@ impl Planted {
         self.add(5002, "relay-2", settled("m1", "r2/7", "dead", true));
         self.add(10_000, "runner", What::Healed { patience_ms: 5000 });
         self.add(11_000, "runner", What::Drained { pending: 0 });
-        self.add(11_500, "relay-2", What::Exited { status: Some(0), signal: None });
+        self.add(11_500, "relay-2", What::Exited { status: Some(0), signal: None, wanted: true });
     }
 
     fn database(&mut self) {

@@ -38,14 +38,15 @@ const LEDGER: &str = "CREATE TABLE ledger (id VARCHAR(36) PRIMARY KEY, event_typ
 const ALL_LEDGER: &str = "SELECT id, event_type, name, number, hash, poison FROM ledger";
 const ALL_ROWS: &str = "SELECT event_id, status, attempts, last_error FROM outbox_event";
 const ALL_CHANGES: &str =
-    "SELECT event_id, old_status, new_status, old_lease, new_lease FROM outbox_change ORDER BY number";
+    "SELECT event_id, old_status, new_status, old_lease, new_lease, noted_at FROM outbox_change ORDER BY number";
 
 pub(super) const POSTGRES: Sql = Sql {
     create: &[
         KEYS,
         LEDGER,
         "CREATE TABLE outbox_change (number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, event_id TEXT NOT NULL, \
-         old_status SMALLINT NOT NULL, new_status SMALLINT NOT NULL, old_lease TEXT, new_lease TEXT)",
+         old_status SMALLINT NOT NULL, new_status SMALLINT NOT NULL, old_lease TEXT, new_lease TEXT, \
+         noted_at BIGINT NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)",
         "CREATE FUNCTION note_change() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
             INSERT INTO outbox_change (event_id, old_status, new_status, old_lease, new_lease) \
             VALUES (OLD.event_id, OLD.status, NEW.status, OLD.locked_by, NEW.locked_by); RETURN NULL; END $$",
@@ -74,11 +75,13 @@ pub(super) const MARIADB: Sql = Sql {
         KEYS,
         LEDGER,
         "CREATE TABLE outbox_change (number BIGINT AUTO_INCREMENT PRIMARY KEY, event_id VARCHAR(255) NOT NULL, \
-         old_status SMALLINT NOT NULL, new_status SMALLINT NOT NULL, old_lease VARCHAR(255), new_lease VARCHAR(255))",
+         old_status SMALLINT NOT NULL, new_status SMALLINT NOT NULL, old_lease VARCHAR(255), new_lease VARCHAR(255), \
+         noted_at BIGINT NOT NULL)",
         "CREATE TRIGGER note_change AFTER UPDATE ON outbox_event FOR EACH ROW \
          IF OLD.status <> NEW.status OR (OLD.locked_by IS NOT NULL AND NOT NEW.locked_by <=> OLD.locked_by) THEN \
-            INSERT INTO outbox_change (event_id, old_status, new_status, old_lease, new_lease) \
-            VALUES (OLD.event_id, OLD.status, NEW.status, OLD.locked_by, NEW.locked_by); \
+            INSERT INTO outbox_change (event_id, old_status, new_status, old_lease, new_lease, noted_at) \
+            VALUES (OLD.event_id, OLD.status, NEW.status, OLD.locked_by, NEW.locked_by, \
+                    CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)); \
          END IF",
     ],
     insert_key: "INSERT INTO ledger_key (name, number) VALUES (?, 0)",
@@ -103,7 +106,8 @@ pub(super) const SQLITE: Sql = Sql {
         KEYS,
         LEDGER,
         "CREATE TABLE outbox_change (number INTEGER PRIMARY KEY, event_id TEXT NOT NULL, old_status INTEGER NOT NULL, \
-         new_status INTEGER NOT NULL, old_lease TEXT, new_lease TEXT)",
+         new_status INTEGER NOT NULL, old_lease TEXT, new_lease TEXT, noted_at INTEGER NOT NULL \
+         DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)))",
         "CREATE TRIGGER note_change AFTER UPDATE ON outbox_event FOR EACH ROW \
          WHEN old.status <> new.status OR (old.locked_by IS NOT NULL AND new.locked_by IS NOT old.locked_by) BEGIN \
             INSERT INTO outbox_change (event_id, old_status, new_status, old_lease, new_lease) \

@@ -7,7 +7,7 @@ const VALID: &str = r#"posthaste-torture 0.1.0, sqlite, seed 42, 10 seconds
 
   written               5  4 acknowledged, 1 failed, 1 unknown
   received              5  2 refused
-  repeated              1  of 4 allowed: 1 kill, 1 lost lease and 0 lost answers, with 2 in hand
+  repeated              1  of 3 allowed: 1 kill with 2 in hand, 1 lost lease and 0 unanswered messages
   dead                  2  1 malformed row put in by hand
   pending               0
 
@@ -24,8 +24,9 @@ const VALID: &str = r#"posthaste-torture 0.1.0, sqlite, seed 42, 10 seconds
   ✓ wrongly dead        0  DEAD, but neither poison by plan nor malformed
   ✓ fence               0  changed without the lease, or after DONE or DEAD
   ✓ order               0  first received after a later one of its key
-  ✓ duplicates          1  received again, of 4 allowed
+  ✓ duplicates          1  received again, of 3 allowed
   ✓ stuck               0  still pending when the patience was over
+  ✓ fallen              0  processes that ended by themselves, or in disorder
 
 VALID: every promise was kept.
 "#;
@@ -34,7 +35,7 @@ const INVALID: &str = r#"posthaste-torture 0.1.0, sqlite, seed 42, 10 seconds
 
   written               5  4 acknowledged, 1 failed, 1 unknown
   received              5  2 refused
-  repeated              1  of 4 allowed: 1 kill, 1 lost lease and 0 lost answers, with 2 in hand
+  repeated              1  of 3 allowed: 1 kill with 2 in hand, 1 lost lease and 0 unanswered messages
   dead                  2  1 malformed row put in by hand
   pending               0
 
@@ -52,8 +53,9 @@ const INVALID: &str = r#"posthaste-torture 0.1.0, sqlite, seed 42, 10 seconds
   ✓ wrongly dead        0  DEAD, but neither poison by plan nor malformed
   ✓ fence               0  changed without the lease, or after DONE or DEAD
   ✓ order               0  first received after a later one of its key
-  ✓ duplicates          1  received again, of 4 allowed
+  ✓ duplicates          1  received again, of 3 allowed
   ✓ stuck               0  still pending when the patience was over
+  ✓ fallen              0  processes that ended by themselves, or in disorder
 
 corrupt: a2: key "a" came as "<c>"
       +1.100 s  producer-1    commit acknowledged

@@ -4,6 +4,7 @@
 
 mod client;
 mod proxy;
+mod run;
 mod server;
 
 use std::time::Duration;
