@@ -70,7 +70,7 @@ impl ServerOptions {
     }
 
     /// Puts the data on a disk of its own of that many bytes, which [can be filled](Server::fill_disk). A full one takes as
-    /// much memory. An empty database needs about 150 MB. By default, the data is in the directory for temporary files.
+    /// much memory. An empty database needs about 80 MB. By default, the data is in the directory for temporary files.
     #[must_use]
     pub fn disk(mut self, bytes: u64) -> Self {
         self.disk = Some(bytes);
@@ -114,7 +114,7 @@ impl Server {
         let directory = Directory::new(options.disk)?;
         match kind {
             Kind::Postgres => postgres::prepare(&directory).await?,
-            Kind::MariaDb => mariadb::prepare(&directory).await?,
+            Kind::MariaDb => mariadb::prepare(&directory, options).await?,
         }
         let mut server = Self { kind, port: 0, url: String::new(), options: options.clone(), process: None, directory };
         server.start_on_free_port().await?;
@@ -194,17 +194,16 @@ impl Server {
     /// # Errors
     /// When it does not start.
     pub async fn start_again(&mut self) -> anyhow::Result<()> {
-        const TRIES: u32 = 5;
-        let mut last = Ok(());
-        for _ in 0..TRIES {
-            last = self.start_on(self.port).await;
-            if last.is_ok() || self.pid().is_some() {
-                break;
+        // Children of a server that was killed may still hold on to its memory for a moment.
+        const INSIST: Duration = Duration::from_secs(3);
+        const PAUSE: Duration = Duration::from_millis(300);
+        let began_at = Instant::now();
+        loop {
+            match self.start_on(self.port).await {
+                Err(_) if began_at.elapsed() < INSIST => sleep(PAUSE).await,
+                other => return other,
             }
-            // Children of a server that was killed may still hold on to its memory.
-            sleep(Duration::from_millis(300)).await;
         }
-        last
     }
 
     /// Whether [`fill_disk`](Self::fill_disk) is possible.

@@ -132,6 +132,18 @@ async fn a_setting_of_its_own_words() {
     assert!(format!("{error:#}").contains("no_such_setting"), "{error:#}");
 }
 
+/// The kernel tells a child of the end of the thread that started it, not of the process.
+#[tokio::test]
+async fn a_server_outlives_the_thread_that_started_it() {
+    let starting = std::thread::spawn(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(Server::start(Kind::Postgres, &ServerOptions::default().fsync(false))).unwrap()
+    });
+    let server = starting.join().unwrap();
+    let mut client = Client::connect(Kind::Postgres, server.url()).await.unwrap();
+    client.create_table().await.unwrap();
+}
+
 /// The environment variable that makes a test the victim of another: where to write what it started.
 const VICTIM: &str = "POSTHASTE_TORTURE_VICTIM";
 
