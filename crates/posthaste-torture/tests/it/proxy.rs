@@ -221,7 +221,7 @@ async fn mariadb_commits_without_a_reply() {
 }
 
 async fn commits_without_a_reply(kind: Kind) {
-    let server = Server::start(kind, &ServerOptions::default()).await.unwrap();
+    let server = Server::start(kind, &ServerOptions::default().fsync(false)).await.unwrap();
     let mut direct = Client::connect(kind, server.url()).await.unwrap();
     direct.create_table().await.unwrap();
     let proxy = Proxy::start(server.addr()).await.unwrap();
