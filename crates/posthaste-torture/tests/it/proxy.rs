@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use posthaste_torture::proxy::{PIECE, Proxy};
-use posthaste_torture::server::{Kind, Server, ServerOptions};
+use posthaste_torture::server::{Kind, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
 use crate::client::Client;
-use crate::eventually;
+use crate::{eventually, in_memory};
 
 /// Sends back what it gets.
 struct Echo {
@@ -223,7 +223,7 @@ async fn mariadb_commits_without_a_reply() {
 }
 
 async fn commits_without_a_reply(kind: Kind) {
-    let server = Server::start(kind, &ServerOptions::default().fsync(false)).await.unwrap();
+    let server = Server::start(kind, &in_memory()).await.unwrap();
     let mut direct = Client::connect(kind, server.url()).await.unwrap();
     direct.create_table().await.unwrap();
     let proxy = Proxy::start(server.addr()).await.unwrap();
