@@ -1,7 +1,7 @@
 //! Private database servers that the nemesis may break.
 //!
-//! Each has a temporary directory and a free port of 127.0.0.1 of its own. It ends with the [`Server`], and also when this
-//! process is killed. What a killed process could not delete, the next [`Directory`] deletes.
+//! Each has a temporary directory and a free port of 127.0.0.1 of its own. It ends with the [`Server`], and also when
+//! this process is killed. What a killed process could not delete, the next [`Directory`] deletes.
 
 mod directory;
 mod mariadb;
@@ -69,8 +69,9 @@ impl ServerOptions {
         self
     }
 
-    /// Puts the data on a disk of its own of that many bytes, which [can be filled](Server::fill_disk). A full one takes as
-    /// much memory. An empty database needs about 80 MB. By default, the data is in the directory for temporary files.
+    /// Puts the data on a disk of its own of that many bytes, which [can be filled](Server::fill_disk). A full one
+    /// takes as much memory. An empty database needs about 50 MB, and its log up to 64 MB more. By default, the data is
+    /// in the directory for temporary files.
     #[must_use]
     pub fn disk(mut self, bytes: u64) -> Self {
         self.disk = Some(bytes);
@@ -108,7 +109,8 @@ impl Server {
     /// Starts a server with an empty database.
     ///
     /// # Errors
-    /// When the server is not installed (the error says how to get it), or does not start (the error has the end of its log).
+    /// When the server is not installed (the error says how to get it), or does not start (the error has the end of its
+    /// log).
     pub async fn start(kind: Kind, options: &ServerOptions) -> anyhow::Result<Self> {
         kind.check_installed()?;
         let directory = Directory::new(options.disk)?;
@@ -216,8 +218,8 @@ impl Server {
 
     /// Takes what is left of its disk. Again, if the server has given some back since.
     ///
-    /// Writers get errors, or the server crashes: PostgreSQL without room for its log, MariaDB without room for a column that
-    /// has pages of its own. It then stays down until [`free_disk`](Self::free_disk).
+    /// Writers get errors, or the server crashes: PostgreSQL without room for its log, MariaDB without room for a
+    /// column that has pages of its own. It then stays down until [`free_disk`](Self::free_disk).
     ///
     /// # Errors
     /// When there is no disk of its own.
@@ -301,8 +303,8 @@ impl Kind {
         }
     }
 
-    /// The bytes with which sqlx asks for a COMMIT, and which nothing else contains by chance, as "READ COMMITTED" does the
-    /// plain word. For [`Proxy::lose_reply_to`](crate::proxy::Proxy::lose_reply_to).
+    /// The bytes with which sqlx asks for a COMMIT, and which nothing else contains by chance, as "READ COMMITTED" does
+    /// the plain word. For [`Proxy::lose_reply_to`](crate::proxy::Proxy::lose_reply_to).
     pub fn commit(self) -> &'static [u8] {
         match self {
             Self::Postgres => b"Q\0\0\0\x0bCOMMIT\0",
