@@ -1,7 +1,7 @@
 //! A TCP proxy that breaks what goes through it.
 //!
-//! It runs as tasks of the caller's runtime. What is in transit is bounded by one piece of [`PIECE`] bytes per direction and
-//! connection: a side that does not read stops the other.
+//! It runs as tasks of the caller's runtime. What is in transit is bounded by one piece of [`PIECE`] bytes per
+//! direction and connection: a side that does not read stops the other.
 
 mod connection;
 mod search;
@@ -88,27 +88,28 @@ impl Proxy {
         self.shared.controls.send_modify(|controls| controls.refuse = refuse);
     }
 
-    /// Holds every piece back for so long, in both directions; a round trip takes twice that. What is held back now goes by
-    /// the new delay. There is one piece on its way at a time, so a delay also limits the rate, to [`PIECE`] per delay.
+    /// Holds every piece back for so long, in both directions; a round trip takes twice that. What is held back now
+    /// goes by the new delay. There is one piece on its way at a time, so a delay also limits the rate, to [`PIECE`]
+    /// per delay.
     pub fn delay(&self, delay: Option<Duration>) {
         self.shared.controls.send_modify(|controls| controls.delay = delay.unwrap_or_default());
     }
 
-    /// Whether all bytes vanish in both directions, while connections stay open, as when a cable is pulled. Nobody learns that
-    /// the other side has closed either. New connections are let in.
+    /// Whether all bytes vanish in both directions, while connections stay open, as when a cable is pulled. Nobody
+    /// learns that the other side has closed either. New connections are let in.
     ///
-    /// When it ends, connections that have lost something are cut: with a hole in the stream they cannot go on. The others go
-    /// on.
+    /// When it ends, connections that have lost something are cut: with a hole in the stream they cannot go on. The
+    /// others go on.
     pub fn black_hole(&self, black_hole: bool) {
         self.shared.controls.send_modify(|controls| controls.black_hole = black_hole);
     }
 
-    /// Loses the reply to a request, once: the one in which the clients' bytes contain the needle for the `n`-th time from
-    /// now, counted over all connections. The request is handed on; when the reply has come and the target has fallen
-    /// silent, the connection is cut. So the target has done what it was asked for, and the client cannot know.
+    /// Loses the reply to a request, once: the one in which the clients' bytes contain the needle for the `n`-th time
+    /// from now, counted over all connections. The request is handed on; when the reply has come and the target has
+    /// fallen silent, the connection is cut. So the target has done what it was asked for, and the client cannot know.
     ///
-    /// Replaces what was asked for before. An `n` of 0 means 1. The needle is compared with the bytes as they are: it is not
-    /// found in TLS or compression.
+    /// Replaces what was asked for before. An `n` of 0 means 1. The needle is compared with the bytes as they are: it
+    /// is not found in TLS or compression.
     ///
     /// # Panics
     /// When the needle is empty.

@@ -1,7 +1,7 @@
 //! Private database servers that the nemesis may break.
 //!
-//! Each has a temporary directory and a free port of 127.0.0.1 of its own. It ends with the [`Server`], and also when this
-//! process is killed. What a killed process could not delete, the next [`Directory`] deletes.
+//! Each has a temporary directory and a free port of 127.0.0.1 of its own. It ends with the [`Server`], and also when
+//! this process is killed. What a killed process could not delete, the next [`Directory`] deletes.
 
 mod directory;
 mod mariadb;
@@ -69,8 +69,9 @@ impl ServerOptions {
         self
     }
 
-    /// Puts the data on a disk of its own of that many bytes, which [can be filled](Server::fill_disk). A full one takes as
-    /// much memory. An empty database needs about 150 MB. By default, the data is in the directory for temporary files.
+    /// Puts the data on a disk of its own of that many bytes, which [can be filled](Server::fill_disk). A full one
+    /// takes as much memory. An empty database needs about 50 MB, and its log up to 64 MB more. By default, the data is
+    /// in the directory for temporary files.
     #[must_use]
     pub fn disk(mut self, bytes: u64) -> Self {
         self.disk = Some(bytes);
@@ -108,13 +109,14 @@ impl Server {
     /// Starts a server with an empty database.
     ///
     /// # Errors
-    /// When the server is not installed (the error says how to get it), or does not start (the error has the end of its log).
+    /// When the server is not installed (the error says how to get it), or does not start (the error has the end of its
+    /// log).
     pub async fn start(kind: Kind, options: &ServerOptions) -> anyhow::Result<Self> {
         kind.check_installed()?;
         let directory = Directory::new(options.disk)?;
         match kind {
             Kind::Postgres => postgres::prepare(&directory).await?,
-            Kind::MariaDb => mariadb::prepare(&directory).await?,
+            Kind::MariaDb => mariadb::prepare(&directory, options).await?,
         }
         let mut server = Self { kind, port: 0, url: String::new(), options: options.clone(), process: None, directory };
         server.start_on_free_port().await?;
@@ -194,17 +196,16 @@ impl Server {
     /// # Errors
     /// When it does not start.
     pub async fn start_again(&mut self) -> anyhow::Result<()> {
-        const TRIES: u32 = 5;
-        let mut last = Ok(());
-        for _ in 0..TRIES {
-            last = self.start_on(self.port).await;
-            if last.is_ok() || self.pid().is_some() {
-                break;
+        // Children of a server that was killed may still hold on to its memory for a moment.
+        const INSIST: Duration = Duration::from_secs(3);
+        const PAUSE: Duration = Duration::from_millis(300);
+        let began_at = Instant::now();
+        loop {
+            match self.start_on(self.port).await {
+                Err(_) if began_at.elapsed() < INSIST => sleep(PAUSE).await,
+                other => return other,
             }
-            // Children of a server that was killed may still hold on to its memory.
-            sleep(Duration::from_millis(300)).await;
         }
-        last
     }
 
     /// Whether [`fill_disk`](Self::fill_disk) is possible.
@@ -217,8 +218,8 @@ impl Server {
 
     /// Takes what is left of its disk. Again, if the server has given some back since.
     ///
-    /// Writers get errors, or the server crashes: PostgreSQL without room for its log, MariaDB without room for a column that
-    /// has pages of its own. It then stays down until [`free_disk`](Self::free_disk).
+    /// Writers get errors, or the server crashes: PostgreSQL without room for its log, MariaDB without room for a
+    /// column that has pages of its own. It then stays down until [`free_disk`](Self::free_disk).
     ///
     /// # Errors
     /// When there is no disk of its own.
@@ -302,8 +303,8 @@ impl Kind {
         }
     }
 
-    /// The bytes with which sqlx asks for a COMMIT, and which nothing else contains by chance, as "READ COMMITTED" does the
-    /// plain word. For [`Proxy::lose_reply_to`](crate::proxy::Proxy::lose_reply_to).
+    /// The bytes with which sqlx asks for a COMMIT, and which nothing else contains by chance, as "READ COMMITTED" does
+    /// the plain word. For [`Proxy::lose_reply_to`](crate::proxy::Proxy::lose_reply_to).
     pub fn commit(self) -> &'static [u8] {
         match self {
             Self::Postgres => b"Q\0\0\0\x0bCOMMIT\0",

@@ -29,8 +29,8 @@ enum Disk {
 }
 
 impl Directory {
-    /// Creates one, with a disk of that many bytes if given. The disk is in memory (a tmpfs), for which one has to be root;
-    /// where it cannot be had, the directory is an ordinary one and [`can_fill`](Self::can_fill) says why.
+    /// Creates one, with a disk of that many bytes if given. The disk is in memory (a tmpfs), for which one has to be
+    /// root; where it cannot be had, the directory is an ordinary one and [`can_fill`](Self::can_fill) says why.
     ///
     /// Directories that a killed process left behind are deleted first.
     ///

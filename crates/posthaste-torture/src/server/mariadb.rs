@@ -1,5 +1,6 @@
 //! What is particular to MariaDB.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -26,14 +27,20 @@ pub(super) fn find() -> anyhow::Result<Programs> {
 }
 
 /// Makes the data directory.
-pub(super) async fn prepare(directory: &Directory) -> anyhow::Result<()> {
+pub(super) async fn prepare(directory: &Directory, options: &ServerOptions) -> anyhow::Result<()> {
+    let temporary = temporary(directory);
+    fs::create_dir(&temporary)?;
     let mut install = tokio::process::Command::new(find()?.install);
     install.arg("--no-defaults").args(user());
     install.arg(format!("--datadir={}", directory.data().display()));
+    install.arg(format!("--tmpdir={}", temporary.display()));
+    install.args(log_size(options).map(|size| format!("--innodb-log-file-size={size}")));
     install.args(["--auth-root-authentication-method=normal", "--skip-test-db"]);
     let output = install.stdin(Stdio::null()).kill_on_drop(true).output().await?;
     if !output.status.success() {
-        bail!("mariadb-install-db: {}", String::from_utf8_lossy(&output.stdout).trim());
+        // The cause is on one of the two, advice on the other.
+        let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        bail!("mariadb-install-db: {said}\n{complained}");
     }
     Ok(())
 }
@@ -43,6 +50,7 @@ pub(super) fn launch(directory: &Directory, options: &ServerOptions, port: u16) 
     arguments.extend(user());
     let mut set = |name: &str, value: &str| arguments.push(format!("--{name}={value}"));
     set("datadir", &directory.data().display().to_string());
+    set("tmpdir", &temporary(directory).display().to_string());
     set("socket", &directory.beside("socket").display().to_string());
     set("pid-file", &directory.beside("pid").display().to_string());
     set("bind-address", "127.0.0.1");
@@ -51,8 +59,8 @@ pub(super) fn launch(directory: &Directory, options: &ServerOptions, port: u16) 
     set("max-connections", &options.max_connections.to_string());
     // 2 leaves the writing to the kernel but, unlike 0, loses no commit when only the server is killed.
     set("innodb-flush-log-at-trx-commit", if options.fsync { "1" } else { "2" });
-    if options.disk.is_some() {
-        set("innodb-log-file-size", "16M");
+    if let Some(size) = log_size(options) {
+        set("innodb-log-file-size", size);
     }
     for (name, value) in &options.settings {
         set(name, value);
@@ -75,6 +83,16 @@ pub(super) async fn data_directory(port: u16) -> sqlx::Result<String> {
 
 async fn connect(port: u16) -> sqlx::Result<MySqlConnection> {
     MySqlConnection::connect(&format!("mysql://root@127.0.0.1:{port}/mysql")).await
+}
+
+/// A server that starts deletes the temporary tables that it finds, also those of another server.
+fn temporary(directory: &Directory) -> PathBuf {
+    directory.beside("tmp")
+}
+
+/// The usual 96 MB would be most of a small disk.
+fn log_size(options: &ServerOptions) -> Option<&'static str> {
+    options.disk.map(|_| "16M")
 }
 
 /// It runs as root only if told so.

@@ -22,8 +22,8 @@ pub(super) fn find() -> anyhow::Result<PathBuf> {
     });
     let elsewhere = || find_program("initdb")?.parent().map(Path::to_path_buf);
     newest.max().map(|(_, programs)| programs).or_else(elsewhere).context(
-        "PostgreSQL is not installed: install Debian's package with `apt-get install postgresql`, or run `scripts/test unit` \
-         as root, which does so",
+        "PostgreSQL is not installed: install Debian's package with `apt-get install postgresql`, or run \
+         `scripts/test unit` as root, which does so",
     )
 }
 

@@ -49,8 +49,8 @@ pub(super) struct Process {
 impl Process {
     /// Starts it with its output in the log.
     ///
-    /// The kernel sends the parting signal when the *thread* that started it ends, so that thread stays until the process has
-    /// ended. A worker of the runtime would not do: it may come and go.
+    /// The kernel sends the parting signal when the *thread* that started it ends, so that thread stays until the
+    /// process has ended. A worker of the runtime would not do: it may come and go.
     pub(super) async fn spawn(launch: Launch, log: File) -> anyhow::Result<Self> {
         let mut command = launch.command(log)?;
         let parting = launch.parting;

@@ -3,8 +3,8 @@
 use posthaste_torture::server::Kind;
 use sqlx::{Connection, Executor, MySqlConnection, PgConnection, Result};
 
-/// Some kB a row, so that a full disk is felt soon. Not more: when there is no room for a column that has pages of its own,
-/// MariaDB 10.11 aborts instead of giving an error.
+/// Some kB a row, so that a full disk is felt soon. Not more: when there is no room for a column that has pages of its
+/// own, MariaDB 10.11 aborts instead of giving an error.
 const CREATE: &str = "CREATE TABLE bulk (id INT PRIMARY KEY, filler TEXT)";
 const INSERT: &str = "INSERT INTO bulk SELECT COUNT(*) + 1, REPEAT(MD5(CAST(COUNT(*) AS CHAR(9))), 200) FROM bulk";
 const COUNT: &str = "SELECT COUNT(*) FROM bulk";

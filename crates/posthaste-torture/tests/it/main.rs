@@ -9,6 +9,13 @@ mod server;
 
 use std::time::Duration;
 
+use posthaste_torture::server::ServerOptions;
+
+/// A disk that can be filled, and is faster than a real one. An ordinary directory without root.
+fn in_memory() -> ServerOptions {
+    ServerOptions::default().disk(256 << 20)
+}
+
 /// Looks until there is something to see.
 async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
     const LIMIT: Duration = Duration::from_secs(20);

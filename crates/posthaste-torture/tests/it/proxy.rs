@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use posthaste_torture::proxy::{PIECE, Proxy};
-use posthaste_torture::server::{Kind, Server, ServerOptions};
+use posthaste_torture::server::{Kind, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
 
 use crate::client::Client;
-use crate::eventually;
+use crate::{eventually, in_memory};
 
 /// Sends back what it gets.
 struct Echo {
@@ -51,12 +52,13 @@ async fn ask(stream: &mut TcpStream, question: &[u8]) -> io::Result<()> {
 
 /// Whether it is not done in a time in which it otherwise would be.
 async fn hangs<T>(future: impl Future<Output = T>) -> bool {
-    tokio::time::timeout(Duration::from_millis(200), future).await.is_err()
+    timeout(Duration::from_millis(200), future).await.is_err()
 }
 
-/// A closed connection gives an end or an error, but no bytes.
-async fn is_closed(stream: &mut TcpStream) -> bool {
-    !matches!(stream.read(&mut [0]).await, Ok(1..))
+/// Whether it ends, or breaks, before a byte comes.
+async fn closes(stream: &mut TcpStream) -> bool {
+    let limit = Duration::from_secs(10);
+    timeout(limit, stream.read(&mut [0])).await.is_ok_and(|read| !matches!(read, Ok(1..)))
 }
 
 #[tokio::test]
@@ -100,8 +102,8 @@ async fn connections_are_cut() {
     ask(&mut one, b"hello").await.unwrap();
     ask(&mut other, b"hello").await.unwrap();
     assert_eq!(proxy.cut(), 2);
-    assert!(is_closed(&mut one).await);
-    assert!(is_closed(&mut other).await);
+    assert!(closes(&mut one).await);
+    assert!(closes(&mut other).await);
     assert_eq!(proxy.cut(), 0);
     assert_eq!((proxy.stats().open, proxy.stats().cut), (0, 2));
     let mut next = TcpStream::connect(proxy.addr()).await.unwrap();
@@ -116,7 +118,7 @@ async fn connections_are_refused() {
     ask(&mut old, b"hello").await.unwrap();
     proxy.refuse(true);
     let mut new = TcpStream::connect(proxy.addr()).await.unwrap();
-    assert!(is_closed(&mut new).await);
+    assert!(closes(&mut new).await);
     ask(&mut old, b"hello").await.unwrap();
     proxy.refuse(false);
     let mut new = TcpStream::connect(proxy.addr()).await.unwrap();
@@ -130,12 +132,12 @@ async fn the_target_comes_and_goes() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let proxy = Proxy::start(nobody).await.unwrap();
     let mut stream = TcpStream::connect(proxy.addr()).await.unwrap();
-    assert!(is_closed(&mut stream).await);
+    assert!(closes(&mut stream).await);
     proxy.set_target(echo.addr);
     let mut stream = TcpStream::connect(proxy.addr()).await.unwrap();
     ask(&mut stream, b"hello").await.unwrap();
     drop(proxy);
-    assert!(is_closed(&mut stream).await);
+    assert!(closes(&mut stream).await);
 }
 
 #[tokio::test]
@@ -172,8 +174,8 @@ async fn bytes_vanish_in_a_black_hole() {
     assert_eq!((stats.open, stats.cut, stats.bytes_up, stats.bytes_swallowed), (3, 0, 10, 10));
 
     proxy.black_hole(false);
-    assert!(is_closed(&mut speaking).await);
-    assert!(is_closed(&mut new).await);
+    assert!(closes(&mut speaking).await);
+    assert!(closes(&mut new).await);
     ask(&mut silent, b"hello").await.unwrap();
     assert_eq!((proxy.stats().open, proxy.stats().cut), (1, 2));
 }
@@ -186,9 +188,9 @@ async fn nobody_hears_of_an_end_in_a_black_hole() {
     let (mut target, _) = listener.accept().await.unwrap();
     proxy.black_hole(true);
     drop(client);
-    assert!(hangs(is_closed(&mut target)).await);
+    assert!(hangs(closes(&mut target)).await);
     proxy.black_hole(false);
-    assert!(is_closed(&mut target).await);
+    assert!(closes(&mut target).await);
 }
 
 #[tokio::test]
@@ -221,7 +223,7 @@ async fn mariadb_commits_without_a_reply() {
 }
 
 async fn commits_without_a_reply(kind: Kind) {
-    let server = Server::start(kind, &ServerOptions::default()).await.unwrap();
+    let server = Server::start(kind, &in_memory()).await.unwrap();
     let mut direct = Client::connect(kind, server.url()).await.unwrap();
     direct.create_table().await.unwrap();
     let proxy = Proxy::start(server.addr()).await.unwrap();

@@ -3,11 +3,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use posthaste_torture::server::{Directory, How, Kind, Server, ServerOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
+use sqlx::{ConnectOptions, Connection, Executor};
 
 use crate::client::Client;
-use crate::eventually;
-
-const DISK: u64 = 256 << 20;
+use crate::{eventually, in_memory};
 
 #[tokio::test]
 async fn postgres_keeps_what_was_committed() {
@@ -20,7 +20,7 @@ async fn mariadb_keeps_what_was_committed() {
 }
 
 async fn keeps_what_was_committed(kind: Kind) {
-    let mut server = Server::start(kind, &ServerOptions::default()).await.unwrap();
+    let mut server = Server::start(kind, &in_memory()).await.unwrap();
     let (url, port) = (server.url().to_owned(), server.port());
     let mut client = Client::connect(kind, &url).await.unwrap();
     client.create_table().await.unwrap();
@@ -58,7 +58,7 @@ async fn mariadb_survives_a_full_disk() {
 
 /// Where no disk can be mounted, the reason is all there is to see.
 async fn survives_a_full_disk(kind: Kind) {
-    let mut server = Server::start(kind, &ServerOptions::default().disk(DISK)).await.unwrap();
+    let mut server = Server::start(kind, &in_memory()).await.unwrap();
     if let Err(why) = server.can_fill_disk() {
         assert!(!why.to_string().is_empty());
         server.fill_disk().await.unwrap_err();
@@ -95,7 +95,7 @@ async fn survives_a_full_disk(kind: Kind) {
 #[tokio::test]
 async fn postgres_is_started_again_after_a_full_disk() {
     const LOG_A_MEGABYTE: &str = "SELECT pg_logical_emit_message(FALSE, '', REPEAT('x', 1000000))";
-    let mut server = Server::start(Kind::Postgres, &ServerOptions::default().disk(DISK)).await.unwrap();
+    let mut server = Server::start(Kind::Postgres, &in_memory()).await.unwrap();
     if server.can_fill_disk().is_err() {
         return;
     }
@@ -111,25 +111,45 @@ async fn postgres_is_started_again_after_a_full_disk() {
     assert_eq!(client.count().await.unwrap(), 1);
 }
 
+/// SQLite needs no server, only the directory.
 #[tokio::test]
-async fn a_directory_can_be_full() {
-    let directory = Directory::new(Some(1 << 20)).unwrap();
+async fn sqlite_survives_a_full_disk() {
+    const INSERT: &str = "INSERT INTO bulk VALUES (RANDOMBLOB(10000))";
+    let directory = Directory::new(Some(4 << 20)).unwrap();
     let path = directory.path();
+    let options = SqliteConnectOptions::new().filename(path.join("database")).create_if_missing(true);
+    let mut connection = options.journal_mode(SqliteJournalMode::Wal).connect().await.unwrap();
+    connection.execute("CREATE TABLE bulk (filler BLOB)").await.unwrap();
+    connection.execute(INSERT).await.unwrap();
     if directory.can_fill().is_ok() {
         directory.fill().await.unwrap();
-        fs::write(path.join("file"), [1; 4096]).unwrap_err();
+        let error = connection.execute(INSERT).await.unwrap_err();
+        assert!(error.to_string().contains("full"), "{error}");
         directory.free().unwrap();
     }
-    fs::write(path.join("file"), [1; 4096]).unwrap();
+    connection.execute(INSERT).await.unwrap();
+    connection.close().await.unwrap();
     directory.close().unwrap();
     assert!(!path.exists());
 }
 
 #[tokio::test]
 async fn a_setting_of_its_own_words() {
-    let options = ServerOptions::default().setting("no_such_setting", "1");
+    let options = in_memory().setting("no_such_setting", "1");
     let error = Server::start(Kind::Postgres, &options).await.err().expect("the setting is wrong");
     assert!(format!("{error:#}").contains("no_such_setting"), "{error:#}");
+}
+
+/// The kernel tells a child of the end of the thread that started it, not of the process.
+#[tokio::test]
+async fn a_server_outlives_the_thread_that_started_it() {
+    let starting = std::thread::spawn(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(Server::start(Kind::Postgres, &ServerOptions::default().fsync(false))).unwrap()
+    });
+    let server = starting.join().unwrap();
+    let mut client = Client::connect(Kind::Postgres, server.url()).await.unwrap();
+    client.create_table().await.unwrap();
 }
 
 /// The environment variable that makes a test the victim of another: where to write what it started.
@@ -172,7 +192,7 @@ async fn ends_with_a_killed_program(kind: Kind, test: &str) {
 }
 
 async fn be_victim(kind: Kind, notes: &Path) {
-    let server = Server::start(kind, &ServerOptions::default().disk(DISK)).await.unwrap();
+    let server = Server::start(kind, &in_memory()).await.unwrap();
     fs::write(notes, format!("{} {}\n", server.pid().unwrap(), home_of(&server).display())).unwrap();
     std::future::pending::<()>().await;
 }
