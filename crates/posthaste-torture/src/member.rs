@@ -1,6 +1,7 @@
 //! A process of the run, as the one who started it sees it.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -42,6 +43,9 @@ impl Member {
         if self.child.is_some() {
             return Ok(());
         }
+        // What it complains of, for whoever has to find out why.
+        let log = self.config.directory.join(format!("{}.log", self.config.name));
+        let log = File::options().create(true).append(true).open(log)?;
         let (program, arguments) = self.program.split_first().context("no program")?;
         let mut child = Command::new(program)
             .args(arguments)
@@ -49,6 +53,7 @@ impl Member {
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
+            .stderr(log)
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("starting {}", self.config.name))?;
