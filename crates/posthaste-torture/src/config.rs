@@ -44,6 +44,20 @@ impl Kind {
     }
 }
 
+/// What producers write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Workload {
+    /// Mostly small events, some of many pages, a few of 1 MiB; a hundred keys.
+    Mixed,
+    /// Small events only.
+    Small,
+    /// One event in ten is of 1 MiB.
+    Large,
+    /// Small events of three keys, so that transactions wait for each other and deadlock.
+    Contended,
+}
+
 /// Mistakes that others have made, built in to see whether the checker finds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -80,6 +94,7 @@ pub(crate) struct Config {
     /// Where the sink is reached, through the proxy; for the sink itself, where it listens.
     pub(crate) sink: SocketAddr,
     pub(crate) seed: u64,
+    pub(crate) workload: Workload,
     /// The size of the pool, where it is not the usual one.
     pub(crate) connections: Option<u32>,
     /// Whether a producer delivers what it wrote by itself, right after the commit.

@@ -95,10 +95,7 @@ macro_rules! database {
                     .map(drop)
             }
 
-            async fn settle_unfenced(
-                &self,
-                settlements: &[Settlement],
-            ) -> Result<(), posthaste_core::store::Error> {
+            async fn settle_unfenced(&self, settlements: &[Settlement]) -> Result<(), posthaste_core::store::Error> {
                 use posthaste_core::store::{Action, Error};
                 for settlement in settlements.iter().filter(|settlement| settlement.action == Action::Done) {
                     let query = sqlx::query($sql.settle_unfenced).bind(settlement.id.as_str());
@@ -143,29 +140,38 @@ macro_rules! database {
                 let now = history::now();
                 let mut dump = Vec::new();
                 for row in sqlx::query($sql.ledger).fetch_all(self.pool()).await? {
-                    dump.push(entry(now, What::Ledger(Message {
-                        id: row.try_get(0)?,
-                        event_type: row.try_get(1)?,
-                        key: row.try_get(2)?,
-                        number: row.try_get::<i64, _>(3)?.cast_unsigned(),
-                        hash: row.try_get::<i64, _>(4)?.cast_unsigned(),
-                        poison: row.try_get::<i16, _>(5)? != 0,
-                    })));
+                    dump.push(entry(
+                        now,
+                        What::Ledger(Message {
+                            id: row.try_get(0)?,
+                            event_type: row.try_get(1)?,
+                            key: row.try_get(2)?,
+                            number: row.try_get::<i64, _>(3)?.cast_unsigned(),
+                            hash: row.try_get::<i64, _>(4)?.cast_unsigned(),
+                            poison: row.try_get::<i16, _>(5)? != 0,
+                        }),
+                    ));
                 }
                 for row in sqlx::query($sql.rows).fetch_all(self.pool()).await? {
-                    dump.push(entry(now, What::Row {
-                        id: row.try_get(0)?,
-                        status: status(row.try_get(1)?),
-                        attempts: row.try_get::<i32, _>(2)?.unsigned_abs(),
-                        error: row.try_get(3)?,
-                    }));
+                    dump.push(entry(
+                        now,
+                        What::Row {
+                            id: row.try_get(0)?,
+                            status: status(row.try_get(1)?),
+                            attempts: row.try_get::<i32, _>(2)?.unsigned_abs(),
+                            error: row.try_get(3)?,
+                        },
+                    ));
                 }
                 for row in sqlx::query($sql.changes).fetch_all(self.pool()).await? {
-                    dump.push(entry(row.try_get(5)?, What::Changed {
-                        id: row.try_get(0)?,
-                        status: [status(row.try_get(1)?), status(row.try_get(2)?)],
-                        lease: [row.try_get(3)?, row.try_get(4)?],
-                    }));
+                    dump.push(entry(
+                        row.try_get(5)?,
+                        What::Changed {
+                            id: row.try_get(0)?,
+                            status: [status(row.try_get(1)?), status(row.try_get(2)?)],
+                            lease: [row.try_get(3)?, row.try_get(4)?],
+                        },
+                    ));
                 }
                 Ok(dump)
             }

@@ -71,8 +71,8 @@ impl Fault {
     /// Why it makes no sense with a database, if it makes none.
     pub(crate) fn out_of_place(self, database: Kind) -> Option<&'static str> {
         use Fault::{
-            ClockAhead, ClockBehind, CommitReplyLost, ConnectionsCut, ConnectionsEnded, ConnectionsUsedUp, DatabaseCrash,
-            DatabaseHalfOpen, DatabaseRestart, DatabaseSlow,
+            ClockAhead, ClockBehind, CommitReplyLost, ConnectionsCut, ConnectionsEnded, ConnectionsUsedUp,
+            DatabaseCrash, DatabaseHalfOpen, DatabaseRestart, DatabaseSlow,
         };
         if database != Kind::Sqlite {
             return None;

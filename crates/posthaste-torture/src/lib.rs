@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub use config::{Kind, Sabotage};
+pub use config::{Kind, Sabotage, Workload};
 pub use fault::Fault;
 pub use plan::Plan;
 

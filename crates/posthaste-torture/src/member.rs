@@ -30,7 +30,14 @@ pub(crate) struct Member {
 impl Member {
     /// A process that `program` followed by its configuration starts.
     pub(crate) fn new(config: Config, program: &[OsString], recorder: Recorder) -> Self {
-        Self { config, program: program.to_vec(), recorder: Arc::new(recorder), child: None, life_line: None, wanted: false }
+        Self {
+            config,
+            program: program.to_vec(),
+            recorder: Arc::new(recorder),
+            child: None,
+            life_line: None,
+            wanted: false,
+        }
     }
 
     /// Starts it, unless it runs.

@@ -30,6 +30,9 @@ const RELAY_POINTS: &[&str] =
 /// How long faults that have done nothing yet are given beyond the time of the run.
 const EXTRA_TIME: Duration = Duration::from_secs(120);
 
+/// From how many seconds on a run is long.
+const LONG_RUN: u64 = 300;
+
 /// How often a process passes a point, at most, before it is killed there.
 const LONGEST_FUSE: u32 = 40;
 
@@ -97,6 +100,12 @@ impl<'a, D: Database> Nemesis<'a, D> {
         Duration::from_millis(self.rng.u64(range))
     }
 
+    /// How long something is down. In a long run it is now and then for a minute or so.
+    fn outage(&mut self, range: std::ops::Range<u64>) -> Duration {
+        let long = self.world.plan.seconds >= LONG_RUN && self.rng.u8(..) < 64;
+        self.millis(range) * if long { 15 } else { 1 }
+    }
+
     fn note(&self, fault: Fault, detail: impl Into<String>) {
         self.world.recorder.record(What::Broken { fault: fault.name(), detail: detail.into() });
     }
@@ -131,10 +140,9 @@ impl<'a, D: Database> Nemesis<'a, D> {
                 self.note(fault, "");
                 Ok(self.world.store.terminate_others().await.unwrap_or(0))
             }
-            Fault::ConnectionsCut
-            | Fault::CommitReplyLost
-            | Fault::DatabaseSlow
-            | Fault::DatabaseHalfOpen => self.on_the_way(fault).await,
+            Fault::ConnectionsCut | Fault::CommitReplyLost | Fault::DatabaseSlow | Fault::DatabaseHalfOpen => {
+                self.on_the_way(fault).await
+            }
             Fault::ConnectionsUsedUp => self.use_up(fault).await,
             Fault::DiskFull => self.fill_disk(fault).await,
             Fault::ClockAhead | Fault::ClockBehind => self.shift_clock(fault).await,
@@ -217,7 +225,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
         let mut sink = self.world.sink.lock().await;
         self.note(fault, "");
         let hit = sink.kill().await?;
-        sleep(self.millis(500..5000)).await;
+        sleep(self.outage(500..5000)).await;
         sink.start()?;
         sink.wait_for_port().await?;
         Ok(u64::from(hit))
@@ -252,7 +260,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
         let proxy = &self.world.to_sink;
         self.note(fault, "");
         proxy.black_hole(true);
-        sleep(self.millis(1000..5000)).await;
+        sleep(self.outage(1000..5000)).await;
         proxy.black_hole(false);
         // What was swallowed never comes: these connections are of no use to anybody.
         Ok(proxy.cut())
@@ -277,7 +285,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
         let open = if self.world.plan.database == Kind::Sqlite { 500..2000 } else { 2000..8000 };
         let open = self.millis(open);
         self.note(fault, format!("{open:?}"));
-        let (mut message, payload) = plan(&mut self.rng);
+        let (mut message, payload) = plan(&mut self.rng, self.world.plan.workload);
         "nemesis".clone_into(&mut message.key);
         message.poison = false;
         let id = message.id.clone();
@@ -306,7 +314,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
     }
 
     async fn lock(&mut self, fault: Fault) -> anyhow::Result<u64> {
-        let duration = self.millis(500..4000);
+        let duration = self.outage(500..4000);
         self.note(fault, format!("{duration:?}"));
         Ok(u64::from(self.world.store.lock_table(duration).await.is_ok()))
     }
@@ -317,7 +325,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
         let server = server.as_mut().context("no server")?;
         self.note(fault, "");
         server.stop(how).await?;
-        sleep(self.millis(0..3000)).await;
+        sleep(self.outage(0..3000)).await;
         server.start_again().await?;
         Ok(1)
     }

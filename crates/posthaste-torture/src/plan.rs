@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::config::{Kind, Sabotage};
+use crate::config::{Kind, Sabotage, Workload};
 use crate::fault::Fault;
 
 /// What a run is asked to do.
@@ -27,6 +27,9 @@ pub struct Plan {
     /// How many transactions are begun in a second, by all producers together. Each writes one to three events.
     #[arg(long, default_value_t = 150.0, value_parser = rate)]
     pub rate: f64,
+    /// What the producers write.
+    #[arg(long, value_enum, default_value = "mixed")]
+    pub workload: Workload,
     /// The faults; all that are possible, if none is named.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub faults: Vec<Fault>,

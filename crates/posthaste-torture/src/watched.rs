@@ -5,8 +5,8 @@ use std::sync::Arc;
 use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{
-    Action, AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, NewRow, Page, Purge, Record,
-    Redrive, RelayStore, Settled, Settlement, WriteStore,
+    Action, AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, NewRow, Page, Purge,
+    Record, Redrive, RelayStore, Settled, Settlement, WriteStore,
 };
 
 use crate::config::Sabotage;

@@ -227,6 +227,7 @@ impl Cast<'_> {
             url: self.url.clone(),
             sink: self.sink,
             seed,
+            workload: self.plan.workload,
             connections: None,
             hot: false,
             writers: 4,

@@ -11,7 +11,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{asked_to_end, close, start};
-use crate::config::{Config, Sabotage};
+use crate::config::{Config, Sabotage, Workload};
 use crate::database::Database;
 use crate::history::{Message, Recorder, What};
 use crate::watched::Watched;
@@ -24,14 +24,13 @@ pub(super) async fn run<D: Database>(config: Config, store: D, recorder: Arc<Rec
     let mut ended = asked_to_end()?;
     // A relay that follows the numbers leaves nothing to the hot path.
     let hot = config.hot && config.sabotage != Some(Sabotage::CursorById);
-    let outbox =
-        start(&config, &store, &recorder, if hot { Outbox::many_nodes } else { Outbox::writer_only }).await;
+    let outbox = start(&config, &store, &recorder, if hot { Outbox::many_nodes } else { Outbox::writer_only }).await;
     let stop = CancellationToken::new();
     let mut writers = JoinSet::new();
     for number in 0..config.writers {
         let rng = fastrand::Rng::with_seed(config.seed.wrapping_add(number as u64));
         let pause = Duration::from_secs_f64(config.writers as f64 / config.rate);
-        let writer = Writer { outbox: outbox.clone(), recorder: Arc::clone(&recorder), rng };
+        let writer = Writer { outbox: outbox.clone(), recorder: Arc::clone(&recorder), rng, workload: config.workload };
         writers.spawn(writer.write_until(stop.clone(), pause));
     }
     ended.recv().await;
@@ -44,6 +43,7 @@ struct Writer<D: Database> {
     outbox: Outbox<Watched<D>>,
     recorder: Arc<Recorder>,
     rng: fastrand::Rng,
+    workload: Workload,
 }
 
 impl<D: Database> Writer<D> {
@@ -53,7 +53,7 @@ impl<D: Database> Writer<D> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !stop.is_cancelled() {
             ticks.tick().await;
-            let mut messages: Vec<_> = (0..self.rng.usize(1..=3)).map(|_| plan(&mut self.rng)).collect();
+            let mut messages: Vec<_> = (0..self.rng.usize(1..=3)).map(|_| plan(&mut self.rng, self.workload)).collect();
             match self.transact(&mut messages).await {
                 Ok(()) => self.note(&messages, |id| What::Acked { id }),
                 Err(Ended::Not(error)) => self.note(&messages, |id| What::Failed { id, error: error.clone() }),
@@ -115,13 +115,14 @@ impl Ended {
 }
 
 /// A message to be written, without its number, and its payload.
-pub(crate) fn plan(rng: &mut fastrand::Rng) -> (Message, String) {
-    let length = match rng.u16(..) {
+pub(crate) fn plan(rng: &mut fastrand::Rng, workload: Workload) -> (Message, String) {
+    let length = match (workload, rng.u16(..)) {
         // The longest that fits.
-        0..=40 => 1 << 20,
-        41..=1000 => rng.usize(1000..50_000),
+        (Workload::Mixed, 0..=40) | (Workload::Large, 0..=6500) => 1 << 20,
+        (Workload::Mixed, 41..=1000) => rng.usize(1000..50_000),
         _ => rng.usize(2..400),
     };
+    let keys = if workload == Workload::Contended { 3 } else { KEYS };
     let letters = length.saturating_sub(2);
     let payload = match letters {
         0..=1000 => format!("\"{}\"", (0..letters).map(|_| rng.alphanumeric()).collect::<String>()),
@@ -130,7 +131,7 @@ pub(crate) fn plan(rng: &mut fastrand::Rng) -> (Message, String) {
     let message = Message {
         id: EventId::generate().to_string(),
         event_type: ["Opened", "Paid", "Closed"][rng.usize(..3)].to_owned(),
-        key: format!("key-{}", rng.u64(..KEYS)),
+        key: format!("key-{}", rng.u64(..keys)),
         number: 0,
         hash: hash(payload.as_bytes()),
         poison: rng.u16(..) < 200,

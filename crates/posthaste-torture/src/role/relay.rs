@@ -43,9 +43,8 @@ async fn follow_the_numbers<D: Database>(config: &Config, store: &D, recorder: &
         let verdicts = sender.on_events(&deliveries).await;
         let lease = posthaste_core::store::Lease::new("nobody", 1);
         let done = deliveries.iter().zip(&verdicts).filter(|(_, verdict)| matches!(verdict, Ok(Outcome::Done)));
-        let done: Vec<_> = done
-            .map(|(delivery, _)| Settlement::new(delivery.id().clone(), lease.clone(), Action::Done))
-            .collect();
+        let done: Vec<_> =
+            done.map(|(delivery, _)| Settlement::new(delivery.id().clone(), lease.clone(), Action::Done)).collect();
         if let Err(error) = store.settle_unfenced(&done).await {
             tracing::info!(%error, "not settled");
         }

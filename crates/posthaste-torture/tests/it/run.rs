@@ -29,7 +29,8 @@ async fn is_valid(arguments: &str) {
     assert!(text.contains("VALID: every promise was kept."), "{text}");
     // The history alone leads to the same verdict.
     let history = directory.path().join("history.ndjson");
-    let check = Command::new(env!("CARGO_BIN_EXE_posthaste-torture")).arg("check").arg(&history).output().await.unwrap();
+    let check =
+        Command::new(env!("CARGO_BIN_EXE_posthaste-torture")).arg("check").arg(&history).output().await.unwrap();
     assert_eq!(check.status.code(), Some(0), "{}", self::text(&check));
     assert!(history.with_extension("html").exists());
 }
@@ -43,7 +44,8 @@ async fn is_caught(rules: &[&str], arguments: &str) {
     assert!(rules.iter().any(broken), "none of {rules:?} was found to be broken:\n{text}");
 }
 
-const PROCESSES: &str = "--faults producer-kill,relay-kill,relay-end,sink-down,sink-hangs-up,sink-refuses,malformed-rows";
+const PROCESSES: &str =
+    "--faults producer-kill,relay-kill,relay-end,sink-down,sink-hangs-up,sink-refuses,malformed-rows";
 
 #[tokio::test]
 async fn an_honest_build_is_valid_on_sqlite() {
