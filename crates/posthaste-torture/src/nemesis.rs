@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::Context;
+use posthaste_core::EventId;
 use posthaste_core::store::{CommitError, NewRow};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
@@ -272,12 +273,23 @@ impl<'a, D: Database> Nemesis<'a, D> {
         self.note(fault, "");
         let mut put = 0;
         for _ in 0..self.rng.u32(1..5) {
-            let id = posthaste_core::EventId::generate().to_string();
-            // Noted first: if the answer is lost, the row may be there.
-            self.world.recorder.record(What::Malformed { id: id.clone() });
-            put += u64::from(self.world.store.insert_malformed(&id).await.is_ok());
+            let id = EventId::generate();
+            if self.world.store.insert_malformed(id.as_str()).await.is_ok() || self.is_there(&id).await {
+                self.world.recorder.record(What::Malformed { id: id.to_string() });
+                put += 1;
+            }
         }
         Ok(put)
+    }
+
+    /// Whether a row is in the table. Asks until the database answers.
+    async fn is_there(&self, id: &EventId) -> bool {
+        loop {
+            sleep(Duration::from_millis(500)).await;
+            if let Ok(found) = self.world.store.find(id).await {
+                return found.is_some();
+            }
+        }
     }
 
     async fn long_transaction(&mut self, fault: Fault) -> anyhow::Result<u64> {
