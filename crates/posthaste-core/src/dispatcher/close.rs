@@ -19,7 +19,7 @@ const CUT: Duration = Duration::from_millis(200);
 /// How long the database gets for each of the last statements, even when the deadline is over.
 const DATABASE: Duration = Duration::from_millis(500);
 
-/// How long tasks get when there is a hurry, to hand over what they have just finished.
+/// How long workers get when there is a hurry, to hand over what they have just finished.
 const HURRY: Duration = Duration::from_millis(50);
 
 /// How a dispatcher ended.
@@ -134,7 +134,7 @@ impl Dispatcher {
     /// Waits for the workers to drain the queues, and cuts short what the deadline does not leave time for.
     async fn end_workers(&self, deadline: Instant) {
         let mut workers = take(&self.tasks.workers);
-        if !self.ends(&mut workers, deadline).await {
+        if self.until(deadline, HURRY, join(&mut workers)).await.is_none() {
             self.queues.drain();
             workers.abort_all();
             // A listener that blocks its thread cannot be cut short; it is left behind.
@@ -147,21 +147,21 @@ impl Dispatcher {
     /// Waits for the settler to write what it was handed; it ends by itself now that no worker is left.
     async fn end_settler(&self, deadline: Instant) {
         let mut settler = take(&self.tasks.settler);
-        if !self.ends(&mut settler, deadline).await {
+        if self.until(deadline, DATABASE, join(&mut settler)).await.is_none() {
             settler.shutdown().await;
         }
     }
 
-    /// Waits for tasks to end by themselves: until the deadline, or until there is a hurry and they had a little time.
-    async fn ends(&self, tasks: &mut JoinSet<()>, deadline: Instant) -> bool {
+    /// Waits for something to end by itself: until the deadline, or until there is a hurry and it had that much time.
+    async fn until<T>(&self, deadline: Instant, in_a_hurry: Duration, end: impl Future<Output = T>) -> Option<T> {
         let hurried = async {
             self.tasks.hurry.cancelled().await;
-            tokio::time::sleep(HURRY).await;
+            tokio::time::sleep(in_a_hurry).await;
         };
         tokio::select! {
             biased;
-            ended = timeout_at(deadline, join(tasks)) => ended.is_ok(),
-            () = hurried => false,
+            ended = timeout_at(deadline, end) => ended.ok(),
+            () = hurried => None,
         }
     }
 
@@ -174,7 +174,7 @@ impl Dispatcher {
         let mut closed = Closed { released: 0, abandoned: releases.len() };
         kill_point!("release.before");
         if !releases.is_empty()
-            && let Ok(Ok(results)) = timeout_at(deadline, self.keeper.store.settle(&releases)).await
+            && let Some(Ok(results)) = self.until(deadline, DATABASE, self.keeper.store.settle(&releases)).await
         {
             kill_point!("release.after");
             let released = results.iter().filter(|settled| **settled == Settled::Applied).count();
@@ -185,7 +185,8 @@ impl Dispatcher {
         if closed.abandoned > 0 {
             warn!(events = closed.abandoned, "events not given back; they wait until their leases run out");
         }
-        if timeout_at(deadline, self.keeper.give_back(self.hot.handback.take_all())).await.is_err() {
+        let unused = self.hot.handback.take_all();
+        if self.until(deadline, DATABASE, self.keeper.give_back(unused)).await.is_none() {
             warn!("unused leases not given back; their events wait until they run out");
         }
         closed

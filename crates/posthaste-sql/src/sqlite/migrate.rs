@@ -34,8 +34,10 @@ impl SqliteStore {
         create_history.await.map_err(|error| self.fault(error))?;
         let applied = self.applied(connection).await?;
         for (version, migration) in pending(MIGRATIONS, applied, table)? {
+            kill_point!("migrate.before");
             let sql = DIALECT.statement(migration.sql, table);
             sqlx::raw_sql(sql).execute(&mut *connection).await.map_err(|error| self.fault(error))?;
+            kill_point!("migrate.after");
             let record = sqlx::query(slots.record_applied.clone())
                 .bind(table.name())
                 .bind(version)

@@ -1,8 +1,10 @@
-//! Private servers and the proxy do what the nemesis relies on.
+//! What the nemesis relies on, what killed processes leave behind, and runs from beginning to end.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 mod client;
+#[cfg(feature = "failpoints")]
+mod crash;
 mod proxy;
 mod run;
 mod server;
