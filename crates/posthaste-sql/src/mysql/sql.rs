@@ -56,7 +56,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         claim: concat!(
             "SELECT ",
             event_columns!(),
-            ", TIMESTAMPDIFF(MICROSECOND, available_at, UTC_TIMESTAMP(6)) AS lag, ",
+            ", TIMESTAMPDIFF(MICROSECOND, available_at, UTC_TIMESTAMP(6)) AS late_by, ",
             micros!("available_at"),
             " AS available_at \
              FROM {table} FORCE INDEX (`{name}_stage`) \
@@ -163,13 +163,18 @@ pub(super) const PROBE: &str = "SELECT seq, event_id, event_type, aggregate_type
                                 created_at, occurred_at, done_at, last_error, locked_by, locked_at, stage, stage_at \
                                 FROM {table} FORCE INDEX (`{name}_stage`) WHERE stage IS NULL LIMIT 0";
 
+/// The name of a lock for a schema and a table. It must be short; MySQL has no MD5 any more.
+macro_rules! migration_lock {
+    () => {
+        "CONCAT('posthaste ', LEFT(SHA2(CONCAT(COALESCE(?, DATABASE(), ''), '.', ?), 256), 32))"
+    };
+}
+
 /// Locks out other processes that migrate the same table.
-pub(super) const LOCK_MIGRATION: &str =
-    "SELECT GET_LOCK(CONCAT('posthaste ', MD5(CONCAT(COALESCE(?, DATABASE(), ''), '.', ?))), ?)";
+pub(super) const LOCK_MIGRATION: &str = concat!("SELECT GET_LOCK(", migration_lock!(), ", ?)");
 
 /// Lets them in again.
-pub(super) const UNLOCK_MIGRATION: &str =
-    "DO RELEASE_LOCK(CONCAT('posthaste ', MD5(CONCAT(COALESCE(?, DATABASE(), ''), '.', ?))))";
+pub(super) const UNLOCK_MIGRATION: &str = concat!("DO RELEASE_LOCK(", migration_lock!(), ")");
 
 pub(super) const MIGRATIONS: &[Migration] =
     &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];
