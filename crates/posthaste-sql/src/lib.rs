@@ -15,6 +15,8 @@
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod admin;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod advice;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod dialect;
 #[cfg(feature = "mysql")]
 mod finish;
@@ -27,6 +29,8 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod tls;
 mod url;
 
 #[cfg(feature = "mysql")]

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use posthaste_core::EventId;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
-use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
+use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions, MySqlSslMode};
 use sqlx::{ConnectOptions, Connection, MySql, SqlStr, Transaction};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 use crate::dialect::Slots;
 use crate::finish::finish;
 use crate::table::TableName;
+use crate::tls;
 use crate::url::{Scheme, expect};
 use many::Many;
 use mark::Mark;
@@ -123,8 +124,12 @@ impl MySqlStore {
 
     /// A store at a `mysql:` or `mariadb:` URL, with a pool of sqlx's defaults: ten connections.
     ///
+    /// For TLS, build with the feature `tls`, and say `?ssl-mode=VERIFY_IDENTITY` in the URL. By default it is taken if it
+    /// is offered, and nothing is checked. MySQL itself takes passwords over TLS only, unless they are empty.
+    ///
     /// # Errors
-    /// When the URL is not one of MySQL, or the server cannot be reached or does not let us in.
+    /// When the URL is not one of MySQL, says something of TLS that would be ignored, or demands it from a build that has
+    /// none; when the server cannot be reached, does not let us in, or is not the one that its certificate has to be of.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         expect(url, Scheme::MySql)?;
         let rest = url.split_once(':').map_or("", |(_, rest)| rest);
@@ -134,10 +139,17 @@ impl MySqlStore {
             value: "mysql:…".to_owned(),
             reason: error.to_string(),
         })?;
+        let verifies = matches!(options.get_ssl_mode(), MySqlSslMode::VerifyCa | MySqlSslMode::VerifyIdentity);
+        tls::check(url, Scheme::MySql, verifies)?;
         // A pool goes on knocking at a closed door for half a minute; the first connection is to say at once.
         let first = async { options.connect().await?.close().await };
-        first.await.map_err(|error| fault::classify(error, &TableName::default()))?;
-        Ok(Self::new(MySqlPoolOptions::new().connect_lazy_with(options)))
+        match first.await {
+            Ok(()) => Ok(Self::new(MySqlPoolOptions::new().connect_lazy_with(options))),
+            Err(error) => {
+                Err(tls::refused(&error, Scheme::MySql)
+                    .unwrap_or_else(|| fault::classify(error, &TableName::default())))
+            }
+        }
     }
 
     /// The same store with another table, `table` or `database.table`.

@@ -20,11 +20,12 @@ use std::time::Duration;
 use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgSslMode};
 use sqlx::{ConnectOptions, Connection, SqlStr};
 
 use crate::dialect::Slots;
 use crate::table::TableName;
+use crate::tls;
 use crate::url::{Scheme, expect};
 use sql::{CHANNEL, DIALECT, INSERT_ONE, NOTIFY, SETTLE_AND_DELETE_DONE};
 
@@ -90,19 +91,24 @@ impl PgStore {
         Self { pool, sql, wake_ups: true, deletes_done: false }
     }
 
-    /// A store at a `postgres:` URL, with a pool of up to 10 connections. For TLS, build with the feature `tls`.
+    /// A store at a `postgres:` URL, with a pool of up to 10 connections.
+    ///
+    /// For TLS, build with the feature `tls`, and say `?sslmode=verify-full` in the URL. By default it is taken if it is
+    /// offered, and nothing is checked.
     ///
     /// # Errors
-    /// When the URL is not one of PostgreSQL, or the server cannot be reached.
+    /// When the URL is not one of PostgreSQL, says something of TLS that would be ignored, or demands it from a build that
+    /// has none; when the server cannot be reached, or is not the one that its certificate has to be of.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         expect(url, Scheme::Postgres)?;
-        let refused = |error: &dyn fmt::Display| Error::Config {
+        let mut options = PgConnectOptions::from_str(url).map_err(|error| Error::Config {
             field: "url",
             // It may hold a password.
             value: "postgres:…".to_owned(),
             reason: error.to_string(),
-        };
-        let mut options = PgConnectOptions::from_str(url).map_err(|error| refused(&error))?;
+        })?;
+        let verifies = matches!(options.get_ssl_mode(), PgSslMode::VerifyCa | PgSslMode::VerifyFull);
+        tls::check(url, Scheme::Postgres, verifies)?;
         if options.get_application_name().is_none() {
             options = options.application_name("posthaste");
         }
@@ -124,8 +130,10 @@ impl PgStore {
         let first = async { options.connect().await?.close().await };
         match first.await {
             Ok(()) => Ok(Self::new(pool.connect_lazy_with(options))),
-            Err(sqlx::Error::Configuration(error)) => Err(refused(&error)),
-            Err(error) => Err(fault::classify(error, &TableName::default())),
+            Err(error) => {
+                Err(tls::refused(&error, Scheme::Postgres)
+                    .unwrap_or_else(|| fault::classify(error, &TableName::default())))
+            }
         }
     }
 

@@ -1,12 +1,12 @@
 //! What an error of PostgreSQL or of sqlx means to the outbox.
 
 use std::error::Error as StdError;
-use std::fmt;
 
 use posthaste_core::store::{CommitError, Error};
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
+use crate::advice;
 use crate::table::TableName;
 
 /// The kind of an error.
@@ -108,50 +108,16 @@ fn kind(code: &str) -> Kind {
     }
 }
 
-/// An error with what to do about it, where somebody can do something.
-#[derive(Debug)]
-struct Advised {
-    advice: &'static str,
-    error: sqlx::Error,
-}
-
-impl fmt::Display for Advised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.advice)
-    }
-}
-
-impl StdError for Advised {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        Some(&self.error)
-    }
-}
-
 fn advised(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
-    let advice = match &error {
-        sqlx::Error::PoolTimedOut => Some(
-            "no connection was to be had in time; enlarge the pool if all are in use, or the limits of the server if it \
-             takes no more",
-        ),
-        sqlx::Error::Database(database) => advice(&database.code().unwrap_or_default()),
-        _ => None,
-    };
-    match advice {
-        Some(advice) => Box::new(Advised { advice, error }),
-        None => Box::new(error),
-    }
-}
-
-fn advice(code: &str) -> Option<&'static str> {
-    match code {
-        READ_ONLY => Some("the server takes no writes, as a standby does; connect to the primary"),
-        "28000" | "28P01" => Some("the server does not let this user in; check the user and the password"),
+    advice::advised(error, |database| match &*database.code().unwrap_or_default() {
+        READ_ONLY => Some(advice::READ_ONLY),
+        "28000" | "28P01" => Some(advice::NOT_LET_IN),
         "3D000" => Some("create the database first"),
-        "42501" => Some("grant this user what it needs"),
-        "53100" => Some("the disk of the server is full; make room"),
-        "53300" => Some("the server takes no more connections; make the pools smaller, or its limits larger"),
+        "42501" => Some(advice::GRANT),
+        "53100" => Some(advice::DISK_FULL),
+        "53300" => Some(advice::NO_CONNECTION_LEFT),
         _ => None,
-    }
+    })
 }
 
 #[cfg(test)]

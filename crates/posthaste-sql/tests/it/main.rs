@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 mod admin;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod between;
 mod busy;
 mod cancel;
 mod migration;

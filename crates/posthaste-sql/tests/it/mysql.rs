@@ -5,6 +5,10 @@ mod cancel;
 mod fault;
 mod migration;
 mod relay;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+mod without_tls;
 mod write;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +17,8 @@ use std::time::Duration;
 use posthaste_sql::MySqlStore;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor};
-use tokio::net::{TcpListener, TcpStream};
+
+use crate::between::Between;
 
 /// A database that goes with the test.
 struct Database {
@@ -44,6 +49,26 @@ impl Database {
         server().database(&self.name)
     }
 
+    /// Where the server is.
+    fn address(&self) -> (String, u16) {
+        (server().get_host().to_owned(), server().get_port())
+    }
+
+    /// Options of a user who may do everything in this database and nothing elsewhere, and goes with it. The password is `x`.
+    async fn user(&self, with: &str) -> MySqlConnectOptions {
+        let user = self.user_name();
+        let create = format!(
+            "DROP USER IF EXISTS {user}; CREATE USER {user} IDENTIFIED BY 'x' {with}; GRANT ALL ON {}.* TO {user}",
+            self.name
+        );
+        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut self.connection().await).await.unwrap();
+        self.options().username(&user).password("x")
+    }
+
+    fn user_name(&self) -> String {
+        format!("{}_u", self.name)
+    }
+
     /// A pool as another process might have one.
     async fn pool(&self, connections: u32) -> MySqlPool {
         pool(connections).connect_with(self.options()).await.unwrap()
@@ -71,17 +96,8 @@ impl Database {
     /// A migrated store on a pool of one connection, which never finds an answer without having waited for it: the
     /// answer comes through a task that has its turn only then.
     async fn waiting_store_of_one(&self) -> MySqlStore {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let here = listener.local_addr().unwrap();
-        let there = (self.options().get_host().to_owned(), self.options().get_port());
-        tokio::spawn(async move {
-            loop {
-                let (mut client, _) = listener.accept().await.unwrap();
-                let mut server = TcpStream::connect(there.clone()).await.unwrap();
-                tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut server).await });
-            }
-        });
-        let options = self.options().host("127.0.0.1").port(here.port());
+        let port = Between::Honest.start(self.address()).await;
+        let options = self.options().host("127.0.0.1").port(port);
         let store = MySqlStore::new(pool(1).connect_with(options).await.unwrap());
         store.migrate().await.unwrap();
         store
@@ -95,7 +111,8 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        let drop = format!("SET lock_wait_timeout = 5; DROP DATABASE {}", self.name);
+        let user = self.user_name();
+        let drop = format!("SET lock_wait_timeout = 5; DROP USER IF EXISTS {user}; DROP DATABASE {}", self.name);
         let drop = async move {
             let mut connection = server().connect().await.unwrap();
             // A test that failed may have left a transaction open, and the database with it.

@@ -2,9 +2,11 @@
 
 use posthaste_core::store::{Action, AdminStore, Error, RelayStore, Settled, WriteStore};
 use posthaste_sql::MySqlStore;
+use sqlx::ConnectOptions;
+use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 
 use super::{Database, execute, pool, until_waiting};
-use crate::support::{claim, claim_of, event, settle_all, unleased, write};
+use crate::support::{chain, claim, claim_of, event, settle_all, unleased, write};
 
 #[tokio::test]
 async fn errors_have_kinds() {
@@ -55,17 +57,53 @@ async fn urls_are_taken_in_every_spelling_and_never_shown() {
 #[tokio::test]
 async fn a_server_that_is_full_cannot_be_reached() {
     let database = Database::new().await;
-    let store = database.store().await;
-    let user = format!("{}_u", &database.name[database.name.len() - 8..]);
-    execute(&store, &format!("CREATE USER {user} IDENTIFIED BY 'x' WITH MAX_USER_CONNECTIONS 1")).await;
-    execute(&store, &format!("GRANT ALL ON {}.* TO {user}", database.name)).await;
-    let options = database.options().username(&user).password("x");
+    let options = encrypted(database.user("WITH MAX_USER_CONNECTIONS 1").await);
     let first = pool(1).connect_with(options.clone()).await.unwrap();
     let second = MySqlStore::new(pool(1).connect_lazy_with(options));
     let error = second.counts().await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    assert!(chain(&error).contains("make the pools smaller"), "{}", chain(&error));
     first.close().await;
-    execute(&store, &format!("DROP USER {user}")).await;
+}
+
+/// Passwords are sent to MySQL encrypted or not at all.
+fn encrypted(options: MySqlConnectOptions) -> MySqlConnectOptions {
+    options.ssl_mode(MySqlSslMode::Preferred)
+}
+
+#[tokio::test]
+async fn what_somebody_can_mend_says_how() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    write(&store, [event("1")]).await;
+    let user = encrypted(database.user("").await);
+    let error = MySqlStore::connect(user.clone().password("y").to_url_lossy().as_str()).await.unwrap_err();
+    assert!(matches!(error, Error::Refused(_)), "{error:?}");
+    assert!(chain(&error).contains("check the user and the password"), "{}", chain(&error));
+
+    let name = database.user_name();
+    execute(&store, &format!("REVOKE UPDATE ON {}.* FROM {name}", database.name)).await;
+    let viewer = MySqlStore::new(pool(1).connect_with(user).await.unwrap());
+    let error = viewer.claim(&claim_of(1)).await.unwrap_err();
+    assert!(matches!(error, Error::Refused(_)), "{error:?}");
+    assert!(chain(&error).contains("grant this user what it needs"), "{}", chain(&error));
+
+    // As the server answers, made to.
+    for (number, advice) in [(1114, "make room"), (1021, "make room"), (1290, "connect to the primary")] {
+        execute(&store, "DROP TRIGGER IF EXISTS fault").await;
+        execute(
+            &store,
+            &format!(
+                "CREATE TRIGGER fault BEFORE INSERT ON outbox_event FOR EACH ROW \
+                 SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {number}"
+            ),
+        )
+        .await;
+        let mut tx = store.begin().await.unwrap();
+        let error = store.insert(&mut tx, &unleased([event("x")])).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+        assert!(chain(&error).contains(advice), "{}", chain(&error));
+    }
 }
 
 #[tokio::test]

@@ -1,7 +1,6 @@
 //! An outbox at work while its server is not as it should be.
 
 use std::collections::HashSet;
-use std::error::Error as StdError;
 use std::time::Duration;
 
 use posthaste_core::store::{AdminStore, Error, RelayStore, WriteStore};
@@ -11,7 +10,7 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::sync::{mpsc, watch};
 
 use super::support::{Database, eventually, sql, within, write};
-use crate::support::{claim_of, event, unleased};
+use crate::support::{chain, claim_of, event, unleased};
 
 /// An outbox whose deliveries have to be taken one by one, and whose failed polls are counted.
 struct Relay {
@@ -57,17 +56,6 @@ impl Relay {
         let before = *self.failed_polls.borrow();
         within("a poll fails", self.failed_polls.wait_for(|count| *count > before)).await.unwrap();
     }
-}
-
-/// An error and what is behind it.
-fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
