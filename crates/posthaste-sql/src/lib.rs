@@ -18,6 +18,8 @@ mod admin;
 mod advice;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod dialect;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod failover;
 #[cfg(feature = "mysql")]
 mod finish;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]

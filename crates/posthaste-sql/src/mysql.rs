@@ -19,13 +19,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use posthaste_core::EventId;
-use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
-use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions, MySqlSslMode};
-use sqlx::{ConnectOptions, Connection, MySql, SqlStr, Transaction};
+use posthaste_core::store::{BoxFuture, Claim, Claimed, CommitError, Error, Lease, RelayStore, Settled, Settlement};
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions, MySqlSslMode};
+use sqlx::pool::PoolConnection;
+use sqlx::{ConnectOptions, Connection, MySql, SqlSafeStr, SqlStr, Transaction};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use crate::dialect::Slots;
+use crate::failover::{Failover, Writable};
 use crate::finish::finish;
 use crate::table::TableName;
 use crate::tls;
@@ -53,6 +55,7 @@ pub use tx::MySqlTx;
 #[derive(Clone)]
 pub struct MySqlStore {
     pool: MySqlPool,
+    failover: Failover,
     /// What there is to know of the server, once it was asked.
     server: Arc<OnceCell<Server>>,
     skip_locked: Option<bool>,
@@ -113,6 +116,7 @@ impl MySqlStore {
     pub fn new(pool: MySqlPool) -> Self {
         Self {
             pool,
+            failover: Failover::default(),
             server: Arc::default(),
             skip_locked: None,
             tasks: TaskTracker::new(),
@@ -197,11 +201,34 @@ impl MySqlStore {
 
     /// Begins a transaction that locks rows only, and no gaps between them.
     async fn begin_relay(&self) -> Result<Transaction<'static, MySql>, sqlx::Error> {
-        self.pool.begin_with(sql::BEGIN).await
+        Transaction::begin(self.acquire().await?, Some(sql::BEGIN.into_sql_str())).await
+    }
+
+    /// A connection for what writes.
+    async fn acquire(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
+        self.failover.acquire(&self.pool).await
     }
 
     fn fault(&self, error: sqlx::Error) -> Error {
+        self.suspect(&error);
         fault::classify(error, &self.sql.table)
+    }
+
+    fn commit_fault(&self, error: sqlx::Error) -> CommitError {
+        self.suspect(&error);
+        fault::classify_commit(error, &self.sql.table)
+    }
+
+    fn suspect(&self, error: &sqlx::Error) {
+        if fault::is_read_only(error) {
+            self.failover.suspect(self.pool.size());
+        }
+    }
+}
+
+impl Writable for MySql {
+    async fn is_writable(connection: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
+        Ok(sqlx::raw_sql(sql::READ_ONLY).fetch_optional(connection).await?.is_none())
     }
 }
 
@@ -221,7 +248,7 @@ macro_rules! patiently {
             loop {
                 match $attempt.await {
                     Ok(answer) => return Ok(answer),
-                    Err(error) => patience.after(error, $store.table()).await?,
+                    Err(error) => patience.after($store.fault(error), $store.table()).await?,
                 }
             }
         };

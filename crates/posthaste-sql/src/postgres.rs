@@ -20,10 +20,12 @@ use std::time::Duration;
 use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgSslMode};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgSslMode, Postgres};
 use sqlx::{ConnectOptions, Connection, SqlStr};
 
 use crate::dialect::Slots;
+use crate::failover::{Failover, Writable};
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
@@ -54,6 +56,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 #[derive(Clone)]
 pub struct PgStore {
     pool: PgPool,
+    failover: Failover,
     sql: Arc<Statements>,
     wake_ups: bool,
     deletes_done: bool,
@@ -88,7 +91,7 @@ impl PgStore {
     /// A relay that is woken by other processes keeps one more connection, with the options of the pool.
     pub fn new(pool: PgPool) -> Self {
         let sql = Arc::new(Statements::new(TableName::default()));
-        Self { pool, sql, wake_ups: true, deletes_done: false }
+        Self { pool, failover: Failover::default(), sql, wake_ups: true, deletes_done: false }
     }
 
     /// A store at a `postgres:` URL, with a pool of up to 10 connections.
@@ -177,7 +180,15 @@ impl PgStore {
         &self.sql.table
     }
 
+    /// A connection for what writes.
+    async fn acquire(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+        self.failover.acquire(&self.pool).await
+    }
+
     fn fault(&self, error: sqlx::Error) -> Error {
+        if fault::is_read_only(&error) {
+            self.failover.suspect(self.pool.size());
+        }
         fault::classify(error, &self.sql.table)
     }
 
@@ -198,6 +209,13 @@ impl PgStore {
             }
         }
         attempt().await.map_err(|error| self.fault(error))
+    }
+}
+
+impl Writable for Postgres {
+    async fn is_writable(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+        let read_only: String = sqlx::query_scalar("SHOW transaction_read_only").fetch_one(connection).await?;
+        Ok(read_only == "off")
     }
 }
 

@@ -82,6 +82,11 @@ fn refuses_writes(number: u16) -> bool {
     matches!(number, 1290 | 1792 | 1836)
 }
 
+/// Whether the server, or the session, takes no writes.
+pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|database| refuses_writes(number(database)))
+}
+
 fn advised(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
     advice::advised(error, |database| match number(database) {
         number if refuses_writes(number) => Some(advice::READ_ONLY),

@@ -157,6 +157,12 @@ pub(super) const LEASE_CLAIMED: &str =
 /// Begins a transaction that locks the rows it found and not the gaps between them, where producers insert.
 pub(super) const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
 
+/// What of the server, or of the session, keeps a connection from writing; nothing if it can. A server that does not know
+/// one of these variables passes it over.
+pub(super) const READ_ONLY: &str = "SHOW VARIABLES WHERE Value <> 'OFF' AND Variable_name IN \
+                                    ('read_only', 'super_read_only', 'innodb_read_only', 'transaction_read_only', \
+                                     'tx_read_only')";
+
 /// Fails unless the table is the one that the migrations make.
 pub(super) const PROBE: &str = "SELECT seq, event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, \
                                 payload, payload_bytes, content_type, headers, status, attempts, available_at, \

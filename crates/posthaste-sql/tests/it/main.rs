@@ -8,6 +8,8 @@ mod admin;
 mod between;
 mod busy;
 mod cancel;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod failover;
 mod migration;
 #[cfg(feature = "mysql")]
 mod mysql;

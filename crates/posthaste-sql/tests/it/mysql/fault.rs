@@ -1,11 +1,14 @@
 //! Errors and their kinds.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use posthaste_core::store::{Action, AdminStore, Error, RelayStore, Settled, WriteStore};
 use posthaste_sql::MySqlStore;
 use sqlx::ConnectOptions;
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 
 use super::{Database, execute, pool, until_waiting};
+use crate::failover::assert_stale_connections_are_left;
 use crate::support::{chain, claim, claim_of, event, settle_all, unleased, write};
 
 #[tokio::test]
@@ -104,6 +107,25 @@ async fn what_somebody_can_mend_says_how() {
         assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
         assert!(chain(&error).contains(advice), "{}", chain(&error));
     }
+}
+
+#[tokio::test]
+async fn a_connection_to_a_server_that_only_reads_is_used_once() {
+    let database = Database::new().await;
+    assert_stale_connections_are_left(&database.store().await, async || {
+        let made = AtomicBool::new(false);
+        let pool = pool(1).after_connect(move |connection, _| {
+            let is_first = !made.swap(true, Ordering::Relaxed);
+            Box::pin(async move {
+                if is_first {
+                    sqlx::raw_sql("SET SESSION TRANSACTION READ ONLY").execute(connection).await?;
+                }
+                Ok(())
+            })
+        });
+        MySqlStore::new(pool.connect_with(database.options()).await.unwrap())
+    })
+    .await;
 }
 
 #[tokio::test]
