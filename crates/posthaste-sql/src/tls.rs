@@ -56,10 +56,11 @@ pub(crate) fn check(url: &str, scheme: Scheme, verifies: bool) -> Result<(), Err
             ));
         }
         // Or it is the certificate itself.
-        if is_file && !value.trim_start().starts_with("-----BEGIN") {
-            if let Err(error) = std::fs::File::open(&*value) {
-                return refused(format!("the file that {name} names cannot be read: {error}"));
-            }
+        if is_file
+            && !value.trim_start().starts_with("-----BEGIN")
+            && let Err(error) = std::fs::File::open(&*value)
+        {
+            return refused(format!("the file that {name} names cannot be read: {error}"));
         }
         let lower = name.to_ascii_lowercase();
         if !is_file && !known.mode.contains(&name) && (lower.contains("ssl") || lower.contains("tls")) {
