@@ -17,12 +17,15 @@ use std::time::Duration;
 use posthaste_sql::MySqlStore;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor};
+use tokio::sync::OnceCell;
 
 use crate::between::Between;
 
 /// A database that goes with the test.
 struct Database {
     name: String,
+    /// Keeps others waiting who have users of their own.
+    alone: OnceCell<MySqlConnection>,
 }
 
 fn server() -> MySqlConnectOptions {
@@ -42,7 +45,7 @@ impl Database {
         let create = format!("DROP DATABASE IF EXISTS {name}; CREATE DATABASE {name} CHARACTER SET latin1");
         sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
         connection.close().await.unwrap();
-        Self { name }
+        Self { name, alone: OnceCell::new() }
     }
 
     fn options(&self) -> MySqlConnectOptions {
@@ -55,7 +58,21 @@ impl Database {
     }
 
     /// Options of a user who may do everything in this database and nothing elsewhere, and goes with it. The password is `x`.
+    ///
+    /// There is one such user at a time: a test among those that have one sets the server to read only, which holds for
+    /// nobody else.
     async fn user(&self, with: &str) -> MySqlConnectOptions {
+        self.alone
+            .get_or_init(async || {
+                let mut connection = self.connection().await;
+                let locked: Option<i64> = sqlx::query_scalar("SELECT GET_LOCK('posthaste tests with users', 60)")
+                    .fetch_one(&mut connection)
+                    .await
+                    .unwrap();
+                assert_eq!(locked, Some(1), "other tests with users take too long");
+                connection
+            })
+            .await;
         let user = self.user_name();
         let create = format!(
             "DROP USER IF EXISTS {user}; CREATE USER {user} IDENTIFIED BY 'x' {with}; GRANT ALL ON {}.* TO {user}",
@@ -112,15 +129,22 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         let user = self.user_name();
-        let drop = format!("SET lock_wait_timeout = 5; DROP USER IF EXISTS {user}; DROP DATABASE {}", self.name);
-        let drop = async move {
-            let mut connection = server().connect().await.unwrap();
-            // A test that failed may have left a transaction open, and the database with it.
-            let _ = sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut connection).await;
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        std::thread::spawn(move || runtime.block_on(drop)).join().unwrap();
+        // A test that failed may have left a transaction open, and the database with it.
+        execute_in_a_destructor(format!(
+            "SET lock_wait_timeout = 5; DROP USER IF EXISTS {user}; DROP DATABASE {}",
+            self.name
+        ));
     }
+}
+
+/// Carries out statements as far as it goes, where nobody can wait in the runtime of the test.
+fn execute_in_a_destructor(sql: String) {
+    let execute = async move {
+        let mut connection = server().connect().await.unwrap();
+        let _ = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await;
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    std::thread::spawn(move || runtime.block_on(execute)).join().unwrap();
 }
 
 fn pool(connections: u32) -> MySqlPoolOptions {

@@ -1,15 +1,16 @@
 //! Errors and their kinds.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use posthaste_core::store::{Action, AdminStore, Error, RelayStore, Settled, WriteStore};
+use posthaste_core::store::{Action, AdminStore, CommitError, Error, RelayStore, Settled, WriteStore};
 use posthaste_sql::MySqlStore;
 use sqlx::ConnectOptions;
-use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlSslMode};
 
-use super::{Database, execute, pool, until_waiting};
+use super::{Database, execute, execute_in_a_destructor, pool, until_waiting};
 use crate::failover::assert_stale_connections_are_left;
-use crate::support::{chain, claim, claim_of, event, settle_all, unleased, write};
+use crate::support::{chain, claim, claim_of, event, ids, settle_all, unleased, write};
 
 #[tokio::test]
 async fn errors_have_kinds() {
@@ -144,6 +145,67 @@ async fn what_may_not_write_is_not_the_server_to_write_to() {
         .unwrap();
     let error = MySqlStore::new(pool).claim(&claim_of(1)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+}
+
+/// A server that takes no writes but from those who may do everything, as other tests do.
+struct ReadOnly;
+
+impl ReadOnly {
+    async fn new(connection: &mut MySqlConnection) -> Self {
+        // It waits for statements that wait for others, which would wait for it. So it is not to wait long.
+        sqlx::raw_sql("SET lock_wait_timeout = 1").execute(&mut *connection).await.unwrap();
+        while let Err(error) = sqlx::raw_sql("SET GLOBAL read_only = 1").execute(&mut *connection).await {
+            let number = error.as_database_error().unwrap().downcast_ref::<MySqlDatabaseError>().number();
+            assert_eq!(number, 1205, "{error}");
+        }
+        Self
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        execute_in_a_destructor("SET GLOBAL read_only = 0".to_owned());
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_was_set_to_read_only_is_left_with_all_connections() {
+    let database = Database::new().await;
+    database.store().await;
+    let store = MySqlStore::new(pool(3).connect_with(encrypted(database.user("").await)).await.unwrap());
+    let connections = async || {
+        let mut held = Vec::new();
+        let mut ids = HashSet::new();
+        for _ in 0..3 {
+            let mut connection = store.pool().acquire().await.unwrap();
+            ids.insert(
+                sqlx::query_scalar::<_, u64>("SELECT CONNECTION_ID()").fetch_one(&mut *connection).await.unwrap(),
+            );
+            held.push(connection);
+        }
+        ids
+    };
+    let before = connections().await;
+    write(&store, [event("1")]).await;
+    let mut open = store.begin().await.unwrap();
+    store.insert(&mut open, &unleased([event("open")])).await.unwrap();
+
+    let read_only = ReadOnly::new(&mut database.connection().await).await;
+    let error = store.claim(&claim_of(1)).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    assert!(chain(&error).contains("connect to the primary"), "{}", chain(&error));
+    let error = store.commit(open).await.unwrap_err();
+    assert!(matches!(error, CommitError::NotCommitted(Error::Unavailable(_))), "{error:?}");
+    let mut tx = store.begin().await.unwrap();
+    store.insert(&mut tx, &unleased([event("refused")])).await.unwrap_err();
+    drop(tx);
+    drop(read_only);
+
+    write(&store, [event("2")]).await;
+    let (lease, claimed) = claim(&store, 10).await;
+    assert_eq!(ids(&claimed), ["1", "2"]);
+    store.settle(&settle_all(&lease, &claimed, &Action::Done)).await.unwrap();
+    assert!(connections().await.is_disjoint(&before));
 }
 
 #[tokio::test]
