@@ -24,13 +24,17 @@ impl StdError for Advised {
     }
 }
 
-pub(crate) const GRANT: &str = "grant this user what it needs";
-pub(crate) const READ_ONLY: &str = "the server takes no writes, as a standby does; connect to the primary";
-pub(crate) const NOT_LET_IN: &str =
-    "the server does not let this user in; check the user and the password, and whether it wants TLS";
-pub(crate) const NO_CONNECTION_LEFT: &str =
-    "the server takes no more connections; make the pools smaller, or its limits larger";
-pub(crate) const DISK_FULL: &str = "the disk of the server is full; make room";
+/// What is the same for every server.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) mod server {
+    pub(crate) const GRANT: &str = "grant this user what it needs";
+    pub(crate) const READ_ONLY: &str = "the server takes no writes, as a standby does; connect to the primary";
+    pub(crate) const NOT_LET_IN: &str =
+        "the server does not let this user in; check the user and the password, and whether it wants TLS";
+    pub(crate) const NO_CONNECTION_LEFT: &str =
+        "the server takes no more connections; make the pools smaller, or its limits larger";
+    pub(crate) const DISK_FULL: &str = "the disk of the server is full; make room";
+}
 
 /// The error, with advice if there is any: the database's own for what it answered, and what is the same for all of them.
 pub(crate) fn advised(

@@ -6,7 +6,7 @@ use posthaste_core::store::{CommitError, Error};
 use sqlx::error::DatabaseError;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::advice;
+use crate::advice::{advised, server};
 use crate::table::TableName;
 
 /// What an error of the server is about.
@@ -48,18 +48,18 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
     match &error {
         sqlx::Error::Database(database) => match kind_of(number(&**database)) {
             Kind::Busy => Error::Busy(Box::new(error)),
-            Kind::Unavailable => Error::Unavailable(advised(error)),
+            Kind::Unavailable => Error::Unavailable(with_advice(error)),
             Kind::Schema(advice) => {
                 Error::Schema { table: table.to_string(), reason: format!("{}; {advice}", database.message()) }
             }
-            Kind::Refused => Error::Refused(advised(error)),
+            Kind::Refused => Error::Refused(with_advice(error)),
         },
         sqlx::Error::Io(_)
         | sqlx::Error::Tls(_)
         | sqlx::Error::Protocol(_)
         | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
-        | sqlx::Error::WorkerCrashed => Error::Unavailable(advised(error)),
+        | sqlx::Error::WorkerCrashed => Error::Unavailable(with_advice(error)),
         _ => Error::Refused(Box::new(error)),
     }
 }
@@ -87,15 +87,15 @@ pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|database| refuses_writes(number(database)))
 }
 
-fn advised(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
-    advice::advised(error, |database| match number(database) {
-        number if refuses_writes(number) => Some(advice::READ_ONLY),
-        // No such user, wrong password, from a host that is not let in, without TLS where it is demanded.
-        1045 | 1130 | 1698 | 3159 | 4151 => Some(advice::NOT_LET_IN),
+fn with_advice(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
+    advised(error, |database| match number(database) {
+        number if refuses_writes(number) => Some(server::READ_ONLY),
+        // Unknown, locked, with a wrong password, from a host that is not let in, without TLS where it is demanded.
+        1045 | 1130 | 1698 | 3118 | 3159 | 4151 => Some(server::NOT_LET_IN),
         // To the database, the table, the column, the operation.
-        1044 | 1142 | 1143 | 1227 | 1370 => Some(advice::GRANT),
-        1040 | 1203 | 1226 => Some(advice::NO_CONNECTION_LEFT),
-        1021 | 1114 => Some(advice::DISK_FULL),
+        1044 | 1142 | 1143 | 1227 | 1370 => Some(server::GRANT),
+        1040 | 1203 | 1226 => Some(server::NO_CONNECTION_LEFT),
+        1021 | 1114 => Some(server::DISK_FULL),
         1129 => Some("the server blocks this host after too many errors; find their cause, then FLUSH HOSTS"),
         1153 => Some("make the event smaller, or the server's max_allowed_packet larger"),
         1665 => Some("set the server's binlog_format to ROW or MIXED"),

@@ -6,7 +6,7 @@ use posthaste_core::store::{CommitError, Error};
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
-use crate::advice;
+use crate::advice::{advised, server};
 use crate::table::TableName;
 
 /// The kind of an error.
@@ -15,12 +15,12 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
         sqlx::Error::Database(database) => {
             let code = database.code().unwrap_or_default();
             match kind(&code) {
-                Kind::Unavailable => Error::Unavailable(advised(error)),
+                Kind::Unavailable => Error::Unavailable(with_advice(error)),
                 Kind::Busy => Error::Busy(Box::new(error)),
                 Kind::Schema(advice) => {
                     Error::Schema { table: table.to_string(), reason: format!("{}; {advice}", database.message()) }
                 }
-                Kind::Refused => Error::Refused(advised(error)),
+                Kind::Refused => Error::Refused(with_advice(error)),
             }
         }
         sqlx::Error::ColumnDecode { .. } | sqlx::Error::ColumnIndexOutOfBounds { .. } => {
@@ -32,7 +32,7 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
         | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed
-        | sqlx::Error::BeginFailed => Error::Unavailable(advised(error)),
+        | sqlx::Error::BeginFailed => Error::Unavailable(with_advice(error)),
         _ => Error::Refused(Box::new(error)),
     }
 }
@@ -108,14 +108,14 @@ fn kind(code: &str) -> Kind {
     }
 }
 
-fn advised(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
-    advice::advised(error, |database| match &*database.code().unwrap_or_default() {
-        READ_ONLY => Some(advice::READ_ONLY),
-        "28000" | "28P01" => Some(advice::NOT_LET_IN),
+fn with_advice(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
+    advised(error, |database| match &*database.code().unwrap_or_default() {
+        READ_ONLY => Some(server::READ_ONLY),
+        "28000" | "28P01" => Some(server::NOT_LET_IN),
         "3D000" => Some("create the database first"),
-        "42501" => Some(advice::GRANT),
-        "53100" => Some(advice::DISK_FULL),
-        "53300" => Some(advice::NO_CONNECTION_LEFT),
+        "42501" => Some(server::GRANT),
+        "53100" => Some(server::DISK_FULL),
+        "53300" => Some(server::NO_CONNECTION_LEFT),
         _ => None,
     })
 }

@@ -2,7 +2,9 @@
 
 use std::io;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::io::copy_bidirectional;
+#[cfg(feature = "tls")]
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 #[derive(Clone, Copy)]

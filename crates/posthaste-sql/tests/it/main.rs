@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 mod admin;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[cfg(any(feature = "mysql", all(feature = "postgres", feature = "tls")))]
 mod between;
 mod busy;
 mod cancel;

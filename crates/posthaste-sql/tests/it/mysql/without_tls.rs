@@ -1,5 +1,5 @@
 //! A build without TLS. `--all-features` does not make one:
-//! `cargo test -p posthaste-sql --features sqlite,postgres,mysql without_tls` does.
+//! `scripts/test plain` does.
 
 use posthaste_core::store::Error;
 use posthaste_sql::MySqlStore;
