@@ -19,6 +19,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::Args),
+    /// Breaks everything around an outbox for a while, and checks that nothing was lost.
+    ///
+    /// Producers, relays and a sink run as processes of their own; the database is a private one. The exit status is 0 for
+    /// a valid run, 1 for an invalid one, and 2 if nobody can say.
+    Torture(posthaste_torture::Args),
 }
 
 /// The exit status when a command could not do its work; the same as that of clap for a wrong command line.
@@ -30,11 +35,17 @@ async fn main() -> ExitCode {
     log_if_asked();
     let ended = match cli.command {
         Command::Demo(args) => demo::run(args).await,
+        Command::Torture(args) => torture(args).await,
     };
     ended.unwrap_or_else(|error| {
         eprintln!("error: {}", text(&error));
         ExitCode::from(COULD_NOT_RUN)
     })
+}
+
+async fn torture(args: posthaste_torture::Args) -> anyhow::Result<ExitCode> {
+    let program = std::env::current_exe()?;
+    posthaste_torture::run(args, &[program.into_os_string(), "torture".into()]).await
 }
 
 /// An error and its causes in one line. Some print their cause themselves; saying it twice helps nobody.

@@ -11,6 +11,8 @@ use tokio_util::task::TaskTracker;
 ///
 /// A statement that was sent cannot be taken back. sqlx forgets a `BEGIN` whose answer nobody waited for, and loses its
 /// place in the conversation when the answer to a `PREPARE` is cut off; such a connection must not return to its pool.
+///
+/// The core has the same for itself. To share it would make tokio-util a part of the core's interface.
 pub(crate) fn finish<F>(tasks: &TaskTracker, future: F) -> Finish<F>
 where
     F: Future<Output: Send> + Send + 'static,
@@ -35,10 +37,13 @@ where
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         self.started = true;
-        let future = self.future.as_mut().expect("a future is not polled after its end");
-        let output = std::task::ready!(future.as_mut().poll(context));
-        self.future = None;
-        Poll::Ready(output)
+        // Taken out meanwhile: what panics is not polled again.
+        let mut future = self.future.take().expect("a future is not polled after its end");
+        let poll = future.as_mut().poll(context);
+        if poll.is_pending() {
+            self.future = Some(future);
+        }
+        poll
     }
 }
 

@@ -20,7 +20,11 @@ mod kill_point;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod admin;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod advice;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod dialect;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod failover;
 #[cfg(feature = "mysql")]
 mod finish;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -32,6 +36,8 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod tls;
 mod url;
 
 #[cfg(feature = "mysql")]

@@ -19,15 +19,18 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use posthaste_core::EventId;
-use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
-use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
-use sqlx::{ConnectOptions, Connection, MySql, SqlStr, Transaction};
+use posthaste_core::store::{BoxFuture, Claim, Claimed, CommitError, Error, Lease, RelayStore, Settled, Settlement};
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions, MySqlSslMode};
+use sqlx::pool::PoolConnection;
+use sqlx::{ConnectOptions, Connection, MySql, SqlSafeStr, SqlStr, Transaction};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use crate::dialect::Slots;
+use crate::failover::{Failover, Writable};
 use crate::finish::finish;
 use crate::table::TableName;
+use crate::tls;
 use crate::url::{Scheme, expect};
 use many::Many;
 use mark::Mark;
@@ -52,6 +55,7 @@ pub use tx::MySqlTx;
 #[derive(Clone)]
 pub struct MySqlStore {
     pool: MySqlPool,
+    failover: Failover,
     /// What there is to know of the server, once it was asked.
     server: Arc<OnceCell<Server>>,
     skip_locked: Option<bool>,
@@ -112,6 +116,7 @@ impl MySqlStore {
     pub fn new(pool: MySqlPool) -> Self {
         Self {
             pool,
+            failover: Failover::default(),
             server: Arc::default(),
             skip_locked: None,
             tasks: TaskTracker::new(),
@@ -123,8 +128,12 @@ impl MySqlStore {
 
     /// A store at a `mysql:` or `mariadb:` URL, with a pool of sqlx's defaults: ten connections.
     ///
+    /// For TLS, build with the feature `tls`, and say `?ssl-mode=VERIFY_IDENTITY` in the URL. By default it is taken if it
+    /// is offered, and nothing is checked. MySQL itself takes passwords over TLS only, unless they are empty.
+    ///
     /// # Errors
-    /// When the URL is not one of MySQL, or the server cannot be reached or does not let us in.
+    /// When the URL is not one of MySQL, says something of TLS that would be ignored, or demands it from a build that has
+    /// none; when the server cannot be reached, does not let us in, or is not the one that its certificate has to be of.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         expect(url, Scheme::MySql)?;
         let rest = url.split_once(':').map_or("", |(_, rest)| rest);
@@ -134,10 +143,17 @@ impl MySqlStore {
             value: "mysql:…".to_owned(),
             reason: error.to_string(),
         })?;
+        let verifies = matches!(options.get_ssl_mode(), MySqlSslMode::VerifyCa | MySqlSslMode::VerifyIdentity);
+        tls::check(url, Scheme::MySql, verifies)?;
         // A pool goes on knocking at a closed door for half a minute; the first connection is to say at once.
         let first = async { options.connect().await?.close().await };
-        first.await.map_err(|error| fault::classify(error, &TableName::default()))?;
-        Ok(Self::new(MySqlPoolOptions::new().connect_lazy_with(options)))
+        match first.await {
+            Ok(()) => Ok(Self::new(MySqlPoolOptions::new().connect_lazy_with(options))),
+            Err(error) => {
+                Err(tls::refused(&error, Scheme::MySql)
+                    .unwrap_or_else(|| fault::classify(error, &TableName::default())))
+            }
+        }
     }
 
     /// The same store with another table, `table` or `database.table`.
@@ -185,11 +201,34 @@ impl MySqlStore {
 
     /// Begins a transaction that locks rows only, and no gaps between them.
     async fn begin_relay(&self) -> Result<Transaction<'static, MySql>, sqlx::Error> {
-        self.pool.begin_with(sql::BEGIN).await
+        Transaction::begin(self.acquire().await?, Some(sql::BEGIN.into_sql_str())).await
+    }
+
+    /// A connection for what writes.
+    async fn acquire(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
+        self.failover.acquire(&self.pool).await
     }
 
     fn fault(&self, error: sqlx::Error) -> Error {
+        self.suspect(&error);
         fault::classify(error, &self.sql.table)
+    }
+
+    fn commit_fault(&self, error: sqlx::Error) -> CommitError {
+        self.suspect(&error);
+        fault::classify_commit(error, &self.sql.table)
+    }
+
+    fn suspect(&self, error: &sqlx::Error) {
+        if fault::is_read_only(error) {
+            self.failover.suspect(self.pool.size());
+        }
+    }
+}
+
+impl Writable for MySql {
+    async fn is_writable(connection: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
+        Ok(sqlx::raw_sql(sql::READ_ONLY).fetch_optional(connection).await?.is_none())
     }
 }
 
@@ -209,7 +248,7 @@ macro_rules! patiently {
             loop {
                 match $attempt.await {
                     Ok(answer) => return Ok(answer),
-                    Err(error) => patience.after(error, $store.table()).await?,
+                    Err(error) => patience.after($store.fault(error), $store.table()).await?,
                 }
             }
         };

@@ -20,11 +20,14 @@ use std::time::Duration;
 use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgSslMode, Postgres};
 use sqlx::{ConnectOptions, Connection, SqlStr};
 
 use crate::dialect::Slots;
+use crate::failover::{Failover, Writable};
 use crate::table::TableName;
+use crate::tls;
 use crate::url::{Scheme, expect};
 use sql::{CHANNEL, DIALECT, INSERT_ONE, NOTIFY, SETTLE_AND_DELETE_DONE};
 
@@ -53,6 +56,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 #[derive(Clone)]
 pub struct PgStore {
     pool: PgPool,
+    failover: Failover,
     sql: Arc<Statements>,
     wake_ups: bool,
     deletes_done: bool,
@@ -87,22 +91,27 @@ impl PgStore {
     /// A relay that is woken by other processes keeps one more connection, with the options of the pool.
     pub fn new(pool: PgPool) -> Self {
         let sql = Arc::new(Statements::new(TableName::default()));
-        Self { pool, sql, wake_ups: true, deletes_done: false }
+        Self { pool, failover: Failover::default(), sql, wake_ups: true, deletes_done: false }
     }
 
-    /// A store at a `postgres:` URL, with a pool of up to 10 connections. For TLS, build with the feature `tls`.
+    /// A store at a `postgres:` URL, with a pool of up to 10 connections.
+    ///
+    /// For TLS, build with the feature `tls`, and say `?sslmode=verify-full` in the URL. By default it is taken if it is
+    /// offered, and nothing is checked.
     ///
     /// # Errors
-    /// When the URL is not one of PostgreSQL, or the server cannot be reached.
+    /// When the URL is not one of PostgreSQL, says something of TLS that would be ignored, or demands it from a build that
+    /// has none; when the server cannot be reached, or is not the one that its certificate has to be of.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         expect(url, Scheme::Postgres)?;
-        let refused = |error: &dyn fmt::Display| Error::Config {
+        let mut options = PgConnectOptions::from_str(url).map_err(|error| Error::Config {
             field: "url",
             // It may hold a password.
             value: "postgres:…".to_owned(),
             reason: error.to_string(),
-        };
-        let mut options = PgConnectOptions::from_str(url).map_err(|error| refused(&error))?;
+        })?;
+        let verifies = matches!(options.get_ssl_mode(), PgSslMode::VerifyCa | PgSslMode::VerifyFull);
+        tls::check(url, Scheme::Postgres, verifies)?;
         if options.get_application_name().is_none() {
             options = options.application_name("posthaste");
         }
@@ -124,8 +133,10 @@ impl PgStore {
         let first = async { options.connect().await?.close().await };
         match first.await {
             Ok(()) => Ok(Self::new(pool.connect_lazy_with(options))),
-            Err(sqlx::Error::Configuration(error)) => Err(refused(&error)),
-            Err(error) => Err(fault::classify(error, &TableName::default())),
+            Err(error) => {
+                Err(tls::refused(&error, Scheme::Postgres)
+                    .unwrap_or_else(|| fault::classify(error, &TableName::default())))
+            }
         }
     }
 
@@ -169,7 +180,15 @@ impl PgStore {
         &self.sql.table
     }
 
+    /// A connection for what writes.
+    async fn acquire(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+        self.failover.acquire(&self.pool).await
+    }
+
     fn fault(&self, error: sqlx::Error) -> Error {
+        if fault::is_read_only(&error) {
+            self.failover.suspect(self.pool.size());
+        }
         fault::classify(error, &self.sql.table)
     }
 
@@ -190,6 +209,13 @@ impl PgStore {
             }
         }
         attempt().await.map_err(|error| self.fault(error))
+    }
+}
+
+impl Writable for Postgres {
+    async fn is_writable(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+        let read_only: String = sqlx::query_scalar("SHOW transaction_read_only").fetch_one(connection).await?;
+        Ok(read_only == "off")
     }
 }
 

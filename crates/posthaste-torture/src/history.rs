@@ -4,7 +4,7 @@
 //! survives it; at the end the files become one, in the order of time, with what stands in the database behind it.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -39,6 +39,8 @@ pub enum What {
         status: Option<i32>,
         /// The signal that ended it otherwise.
         signal: Option<i32>,
+        /// Whether somebody wanted it to end.
+        wanted: bool,
     },
 
     /// A producer was told that its transaction is committed.
@@ -190,6 +192,8 @@ pub struct Message {
 pub struct Recorder {
     file: Mutex<File>,
     who: String,
+    /// How many microseconds the clock of this process is ahead of the machine's.
+    ahead: i64,
 }
 
 impl Recorder {
@@ -199,7 +203,13 @@ impl Recorder {
     /// When the file cannot be opened.
     pub fn open(path: &Path, who: &str) -> io::Result<Self> {
         let file = File::options().create(true).append(true).open(path)?;
-        Ok(Self { file: Mutex::new(file), who: who.to_owned() })
+        Ok(Self { file: Mutex::new(file), who: who.to_owned(), ahead: 0 })
+    }
+
+    /// The same for a process whose clock is that many seconds ahead, so that the history has one time.
+    #[must_use]
+    pub fn with_clock_ahead(self, seconds: i64) -> Self {
+        Self { ahead: seconds * 1_000_000, ..self }
     }
 
     /// Appends what happened now.
@@ -215,7 +225,7 @@ impl Recorder {
     /// # Panics
     /// As [`record`](Self::record).
     pub fn record_all(&self, whats: impl IntoIterator<Item = What>) {
-        let at = now();
+        let at = now() - self.ahead;
         let mut lines = Vec::new();
         for what in whats {
             let entry = Entry { at, who: self.who.clone(), what };
@@ -248,6 +258,19 @@ pub fn read(path: &Path) -> io::Result<Vec<Entry>> {
         line.clear();
     }
     Ok(entries)
+}
+
+/// Writes a history.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write(path: &Path, entries: &[Entry]) -> io::Result<()> {
+    let mut writer = BufWriter::new(File::create(path)?);
+    for entry in entries {
+        serde_json::to_writer(&mut writer, entry)?;
+        writer.write_all(b"\n")?;
+    }
+    writer.flush()
 }
 
 /// Microseconds since 1970, by the clock of the machine.

@@ -1,9 +1,12 @@
 //! What an error of the server or of sqlx means to the outbox.
 
+use std::error::Error as StdError;
+
 use posthaste_core::store::{CommitError, Error};
 use sqlx::error::DatabaseError;
 use sqlx::mysql::MySqlDatabaseError;
 
+use crate::advice::{advised, server};
 use crate::table::TableName;
 
 /// What an error of the server is about.
@@ -29,7 +32,7 @@ fn kind_of(number: u16) -> Kind {
         // Shutting down, connection killed, network errors, a node that is not part of its cluster.
         1053 | 1077..=1080 | 1152 | 1158..=1161 | 1184 | 1927 | 1047 => Kind::Unavailable,
         // Read-only: this is not, or no longer, the server to write to.
-        1290 | 1792 | 1836 => Kind::Unavailable,
+        number if refuses_writes(number) => Kind::Unavailable,
         // No space left, or the storage engine failed.
         1021 | 1114 | 1030 => Kind::Unavailable,
         // No such table, column or index.
@@ -45,18 +48,18 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
     match &error {
         sqlx::Error::Database(database) => match kind_of(number(&**database)) {
             Kind::Busy => Error::Busy(Box::new(error)),
-            Kind::Unavailable => Error::Unavailable(Box::new(error)),
+            Kind::Unavailable => Error::Unavailable(with_advice(error)),
             Kind::Schema(advice) => {
                 Error::Schema { table: table.to_string(), reason: format!("{}; {advice}", database.message()) }
             }
-            Kind::Refused => Error::Refused(Box::new(error)),
+            Kind::Refused => Error::Refused(with_advice(error)),
         },
         sqlx::Error::Io(_)
         | sqlx::Error::Tls(_)
         | sqlx::Error::Protocol(_)
         | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
-        | sqlx::Error::WorkerCrashed => Error::Unavailable(Box::new(error)),
+        | sqlx::Error::WorkerCrashed => Error::Unavailable(with_advice(error)),
         _ => Error::Refused(Box::new(error)),
     }
 }
@@ -71,7 +74,33 @@ pub(super) fn classify_commit(error: sqlx::Error, table: &TableName) -> CommitEr
 /// Whether the server rolled back, or refused to begin with: lost a conflict (as a cluster decides in the commit), or is
 /// read-only. Whatever else it says may have come after the commit had reached the log.
 fn undone(number: u16) -> bool {
-    matches!(number, 1213 | 1205 | 1290 | 1792 | 1836)
+    matches!(number, 1213 | 1205) || refuses_writes(number)
+}
+
+/// Whether a server takes no writes: it runs with `--read-only`, the transaction may only read, the storage engine may.
+fn refuses_writes(number: u16) -> bool {
+    matches!(number, 1290 | 1792 | 1836)
+}
+
+/// Whether the server, or the session, takes no writes.
+pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|database| refuses_writes(number(database)))
+}
+
+fn with_advice(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
+    advised(error, |database| match number(database) {
+        number if refuses_writes(number) => Some(server::READ_ONLY),
+        // Unknown, locked, with a wrong password, from a host that is not let in, without TLS where it is demanded.
+        1045 | 1130 | 1698 | 3118 | 3159 | 4151 => Some(server::NOT_LET_IN),
+        // To the database, the table, the column, the operation.
+        1044 | 1142 | 1143 | 1227 | 1370 => Some(server::GRANT),
+        1040 | 1203 | 1226 => Some(server::NO_CONNECTION_LEFT),
+        1021 | 1114 => Some(server::DISK_FULL),
+        1129 => Some("the server blocks this host after too many errors; find their cause, then FLUSH HOSTS"),
+        1153 => Some("make the event smaller, or the server's max_allowed_packet larger"),
+        1665 => Some("set the server's binlog_format to ROW or MIXED"),
+        _ => None,
+    })
 }
 
 /// Whether an id was taken. Nothing else in the table is unique.

@@ -5,7 +5,6 @@ use std::time::Duration;
 use posthaste_core::store::Error;
 use tokio::time::{Instant, sleep};
 
-use super::fault;
 use crate::table::TableName;
 
 /// How often we try again. A deadlock is over the moment that one side gave way, so a few tries are plenty.
@@ -31,8 +30,7 @@ impl Patience {
     ///
     /// # Errors
     /// The error itself, if it is not, or when patience has run out.
-    pub(super) async fn after(&mut self, error: sqlx::Error, table: &TableName) -> Result<(), Error> {
-        let error = fault::classify(error, table);
+    pub(super) async fn after(&mut self, error: Error, table: &TableName) -> Result<(), Error> {
         if !matches!(error, Error::Busy(_)) || self.left == 0 || Instant::now() >= self.until {
             return Err(error);
         }

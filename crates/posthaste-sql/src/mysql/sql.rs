@@ -56,7 +56,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         claim: concat!(
             "SELECT ",
             event_columns!(),
-            ", TIMESTAMPDIFF(MICROSECOND, available_at, UTC_TIMESTAMP(6)) AS lag, ",
+            ", TIMESTAMPDIFF(MICROSECOND, available_at, UTC_TIMESTAMP(6)) AS late_by, ",
             micros!("available_at"),
             " AS available_at \
              FROM {table} FORCE INDEX (`{name}_stage`) \
@@ -157,19 +157,30 @@ pub(super) const LEASE_CLAIMED: &str =
 /// Begins a transaction that locks the rows it found and not the gaps between them, where producers insert.
 pub(super) const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
 
+/// What of the server, or of the session, keeps a connection from writing; nothing if it can. A server that does not know
+/// one of these variables passes it over.
+pub(super) const READ_ONLY: &str = "SHOW VARIABLES WHERE Value <> 'OFF' AND Variable_name IN \
+                                    ('read_only', 'super_read_only', 'innodb_read_only', 'transaction_read_only', \
+                                     'tx_read_only')";
+
 /// Fails unless the table is the one that the migrations make.
 pub(super) const PROBE: &str = "SELECT seq, event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, \
                                 payload, payload_bytes, content_type, headers, status, attempts, available_at, \
                                 created_at, occurred_at, done_at, last_error, locked_by, locked_at, stage, stage_at \
                                 FROM {table} FORCE INDEX (`{name}_stage`) WHERE stage IS NULL LIMIT 0";
 
+/// The name of a lock for a schema and a table. It must be short; MySQL has no MD5 any more.
+macro_rules! migration_lock {
+    () => {
+        "CONCAT('posthaste ', LEFT(SHA2(CONCAT(COALESCE(?, DATABASE(), ''), '.', ?), 256), 32))"
+    };
+}
+
 /// Locks out other processes that migrate the same table.
-pub(super) const LOCK_MIGRATION: &str =
-    "SELECT GET_LOCK(CONCAT('posthaste ', MD5(CONCAT(COALESCE(?, DATABASE(), ''), '.', ?))), ?)";
+pub(super) const LOCK_MIGRATION: &str = concat!("SELECT GET_LOCK(", migration_lock!(), ", ?)");
 
 /// Lets them in again.
-pub(super) const UNLOCK_MIGRATION: &str =
-    "DO RELEASE_LOCK(CONCAT('posthaste ', MD5(CONCAT(COALESCE(?, DATABASE(), ''), '.', ?))))";
+pub(super) const UNLOCK_MIGRATION: &str = concat!("DO RELEASE_LOCK(", migration_lock!(), ")");
 
 pub(super) const MIGRATIONS: &[Migration] =
     &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use super::{MySqlStore, fault};
+use super::MySqlStore;
 use crate::finish::finish;
 
 /// How long a dropped transaction is given to roll back before its connection is closed. The server rolls back by itself
@@ -99,7 +99,7 @@ impl WriteStore for MySqlStore {
     async fn begin(&self) -> Result<MySqlTx, Error> {
         let store = self.clone();
         let begun = finish(&self.tasks, async move {
-            let mut connection = Box::new(store.pool.acquire().await?);
+            let mut connection = Box::new(store.acquire().await?);
             MySqlTransactionManager::begin(&mut connection, None).await?;
             store.inserts.ended(&connection);
             Ok(MySqlTx { connection: Some(connection), inserts: store.inserts, tasks: store.tasks })
@@ -133,7 +133,7 @@ impl WriteStore for MySqlStore {
             }
             committed
         });
-        commit.await.map_err(|error| fault::classify_commit(error, self.table()))
+        commit.await.map_err(|error| self.commit_fault(error))
     }
 
     async fn rollback(&self, mut tx: MySqlTx) -> Result<(), Error> {

@@ -124,7 +124,7 @@ impl PgStore {
     /// Carries out a statement that writes, and says how many rows it changed. It is planned anew each time: a plan that was
     /// made while the table was small would walk the whole of it once it is large.
     async fn run(&self, mut query: QueryBuilder<Postgres>) -> Result<u64, sqlx::Error> {
-        Ok(query.build().persistent(false).execute(&self.pool).await?.rows_affected())
+        Ok(query.build().persistent(false).execute(&mut *self.acquire().await?).await?.rows_affected())
     }
 }
 

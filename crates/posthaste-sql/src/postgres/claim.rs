@@ -10,7 +10,7 @@ use sqlx::postgres::PgConnection;
 use tokio::time::Instant;
 
 use super::moment::{Moment, interval};
-use super::{PgStore, fault, row};
+use super::{PgStore, row};
 use crate::admin::limit;
 
 /// When to look again at what a claim has just missed.
@@ -24,16 +24,7 @@ impl PgStore {
         if claim.limit == 0 {
             return Ok(Claimed::default());
         }
-        let mut connection = self.pool.acquire().await?;
-        let claimed = self.claim_on(&mut connection, claim).await;
-        if claimed.as_ref().is_err_and(fault::is_read_only) {
-            // After a failover a new connection may lead to the primary; this one never will.
-            connection.close_on_drop();
-        }
-        claimed
-    }
-
-    async fn claim_on(&self, connection: &mut PgConnection, claim: &Claim) -> Result<Claimed, sqlx::Error> {
+        let mut connection = self.acquire().await?;
         let sent_at = Instant::now();
         let query = sqlx::query(self.sql.slots.claim.clone())
             .bind(claim.lease.as_str())
@@ -67,7 +58,7 @@ impl PgStore {
             }
         }
         claimed.next_in = match count {
-            0 => self.next_in(connection, claim, sent_at).await?,
+            0 => self.next_in(&mut connection, claim, sent_at).await?,
             _ if count == claim.limit => None,
             _ => next_in,
         };
@@ -98,13 +89,13 @@ impl PgStore {
         sorted.sort_unstable();
         let (ids, texts): (Vec<_>, Vec<_>) = sorted.into_iter().unzip();
         let query = sqlx::query_as(self.sql.slots.renew.clone()).bind(ids).bind(texts).bind(true);
-        let held: HashSet<(String, String)> = query.fetch_all(&self.pool).await?.into_iter().collect();
+        let held: HashSet<(String, String)> = query.fetch_all(&mut *self.acquire().await?).await?.into_iter().collect();
         let key = |id: &EventId, lease: &Lease| (id.to_string(), lease.as_str().to_owned());
         Ok(leases.iter().map(|(id, lease)| held.contains(&key(id, lease))).collect())
     }
 
     pub(super) async fn try_release_all(&self) -> Result<u64, sqlx::Error> {
-        let released = sqlx::query(self.sql.slots.release_all.clone()).execute(&self.pool).await?;
+        let released = sqlx::query(self.sql.slots.release_all.clone()).execute(&mut *self.acquire().await?).await?;
         Ok(released.rows_affected())
     }
 }

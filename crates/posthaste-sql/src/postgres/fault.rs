@@ -1,12 +1,12 @@
 //! What an error of PostgreSQL or of sqlx means to the outbox.
 
 use std::error::Error as StdError;
-use std::fmt;
 
 use posthaste_core::store::{CommitError, Error};
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
+use crate::advice::{advised, server};
 use crate::table::TableName;
 
 /// The kind of an error.
@@ -15,12 +15,12 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
         sqlx::Error::Database(database) => {
             let code = database.code().unwrap_or_default();
             match kind(&code) {
-                Kind::Unavailable => Error::Unavailable(advised(error)),
+                Kind::Unavailable => Error::Unavailable(with_advice(error)),
                 Kind::Busy => Error::Busy(Box::new(error)),
                 Kind::Schema(advice) => {
                     Error::Schema { table: table.to_string(), reason: format!("{}; {advice}", database.message()) }
                 }
-                Kind::Refused => Error::Refused(advised(error)),
+                Kind::Refused => Error::Refused(with_advice(error)),
             }
         }
         sqlx::Error::ColumnDecode { .. } | sqlx::Error::ColumnIndexOutOfBounds { .. } => {
@@ -32,7 +32,7 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
         | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed
-        | sqlx::Error::BeginFailed => Error::Unavailable(advised(error)),
+        | sqlx::Error::BeginFailed => Error::Unavailable(with_advice(error)),
         _ => Error::Refused(Box::new(error)),
     }
 }
@@ -108,50 +108,16 @@ fn kind(code: &str) -> Kind {
     }
 }
 
-/// An error with what to do about it, where somebody can do something.
-#[derive(Debug)]
-struct Advised {
-    advice: &'static str,
-    error: sqlx::Error,
-}
-
-impl fmt::Display for Advised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.advice)
-    }
-}
-
-impl StdError for Advised {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        Some(&self.error)
-    }
-}
-
-fn advised(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
-    let advice = match &error {
-        sqlx::Error::PoolTimedOut => Some(
-            "no connection was to be had in time; enlarge the pool if all are in use, or the limits of the server if it \
-             takes no more",
-        ),
-        sqlx::Error::Database(database) => advice(&database.code().unwrap_or_default()),
-        _ => None,
-    };
-    match advice {
-        Some(advice) => Box::new(Advised { advice, error }),
-        None => Box::new(error),
-    }
-}
-
-fn advice(code: &str) -> Option<&'static str> {
-    match code {
-        READ_ONLY => Some("the server takes no writes, as a standby does; connect to the primary"),
-        "28000" | "28P01" => Some("the server does not let this user in; check the user and the password"),
+fn with_advice(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
+    advised(error, |database| match &*database.code().unwrap_or_default() {
+        READ_ONLY => Some(server::READ_ONLY),
+        "28000" | "28P01" => Some(server::NOT_LET_IN),
         "3D000" => Some("create the database first"),
-        "42501" => Some("grant this user what it needs"),
-        "53100" => Some("the disk of the server is full; make room"),
-        "53300" => Some("the server takes no more connections; make the pools smaller, or its limits larger"),
+        "42501" => Some(server::GRANT),
+        "53100" => Some(server::DISK_FULL),
+        "53300" => Some(server::NO_CONNECTION_LEFT),
         _ => None,
-    }
+    })
 }
 
 #[cfg(test)]

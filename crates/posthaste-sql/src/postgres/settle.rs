@@ -52,7 +52,7 @@ impl PgStore {
                 .bind(changes.iter().map(|change| change.delay).collect::<Vec<_>>())
                 .bind(changes.into_iter().map(|change| change.error).collect::<Vec<_>>())
         };
-        query.fetch_all(&self.pool).await
+        query.fetch_all(&mut *self.acquire().await?).await
     }
 }
 

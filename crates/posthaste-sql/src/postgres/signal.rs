@@ -16,8 +16,9 @@ const QUIET: Duration = Duration::from_secs(30);
 impl Signal for PgStore {
     fn send(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
+            let mut connection = self.acquire().await.map_err(|error| self.fault(error))?;
             let query = sqlx::query(self.sql.notify.clone());
-            query.execute(&self.pool).await.map(drop).map_err(|error| self.fault(error))
+            query.execute(&mut *connection).await.map(drop).map_err(|error| self.fault(error))
         })
     }
 

@@ -14,6 +14,13 @@ const COMMIT: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT AND CHAIN";
 /// How many connections that have died in the pool a begin passes by.
 const MOST_STALE: usize = 3;
 
+impl PgStore {
+    /// As the pool begins one.
+    async fn try_begin(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+        Transaction::begin(self.acquire().await?, None).await
+    }
+}
+
 impl WriteStore for PgStore {
     type Connection = PgConnection;
     type Tx<'c> = Transaction<'c, Postgres>;
@@ -21,12 +28,12 @@ impl WriteStore for PgStore {
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>, Error> {
         for _ in 0..MOST_STALE {
-            match self.pool.begin().await {
+            match self.try_begin().await {
                 Err(error) if fault::is_stale(&error) => tracing::debug!(%error, "passing by a dead connection"),
                 begun => return begun.map_err(|error| self.fault(error)),
             }
         }
-        self.pool.begin().await.map_err(|error| self.fault(error))
+        self.try_begin().await.map_err(|error| self.fault(error))
     }
 
     /// # Errors

@@ -1,35 +1,41 @@
 //! What an error of SQLite or of sqlx means to the outbox.
 
+use std::error::Error as StdError;
+
 use posthaste_core::store::{CommitError, Error};
 use sqlx::error::DatabaseError;
 
+use crate::advice::advised;
 use crate::table::TableName;
 
 // Primary result codes, https://www.sqlite.org/rescode.html
 const ERROR: i32 = 1;
 const BUSY: i32 = 5;
 const LOCKED: i32 = 6;
+const READONLY: i32 = 8;
 const IOERR: i32 = 10;
+const CORRUPT: i32 = 11;
 const FULL: i32 = 13;
 const CANTOPEN: i32 = 14;
 const PROTOCOL: i32 = 15;
+const NOTADB: i32 = 26;
 
 /// The kind of an error.
 pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
     match &error {
         sqlx::Error::Database(database) => match primary_code(&**database) {
-            Some(BUSY | LOCKED | PROTOCOL) => Error::Busy(Box::new(error)),
-            Some(IOERR | FULL | CANTOPEN) => Error::Unavailable(Box::new(error)),
-            Some(ERROR) => match advice(database.message()) {
+            Some(BUSY | LOCKED | PROTOCOL) => Error::Busy(with_advice(error)),
+            Some(READONLY | IOERR | FULL | CANTOPEN) => Error::Unavailable(with_advice(error)),
+            Some(ERROR) => match advice_on_schema(database.message()) {
                 Some(advice) => {
                     Error::Schema { table: table.to_string(), reason: format!("{}; {advice}", database.message()) }
                 }
                 None => Error::Refused(Box::new(error)),
             },
-            _ => Error::Refused(Box::new(error)),
+            _ => Error::Refused(with_advice(error)),
         },
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed | sqlx::Error::Io(_) => {
-            Error::Unavailable(Box::new(error))
+            Error::Unavailable(with_advice(error))
         }
         _ => Error::Refused(Box::new(error)),
     }
@@ -60,7 +66,7 @@ fn primary_code(error: &dyn DatabaseError) -> Option<i32> {
 
 /// What to do about an error of the schema. SQLite has one code for every statement that it cannot prepare, and says in
 /// words alone what is missing.
-fn advice(message: &str) -> Option<&'static str> {
+fn advice_on_schema(message: &str) -> Option<&'static str> {
     const MIGRATE: &str = "run the migrations first";
     const ADVICE: [(&str, &str); 6] = [
         ("no such table", MIGRATE),
@@ -71,6 +77,20 @@ fn advice(message: &str) -> Option<&'static str> {
         ("already exists", "these migrations did not make it, so rename it or choose another name for the table"),
     ];
     ADVICE.into_iter().find(|(words, _)| message.contains(words)).map(|(_, advice)| advice)
+}
+
+fn with_advice(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
+    advised(error, |database| match primary_code(database)? {
+        BUSY => Some("another process writes to the file, and for too long; keep its transactions short"),
+        READONLY => Some("the file can only be read; let this process write to it, and to its directory"),
+        CORRUPT => Some("the file is damaged; restore it from a backup"),
+        FULL => Some("the disk is full, or the file as large as it may be; make room"),
+        CANTOPEN => {
+            Some("the file cannot be opened; see that its directory exists, and that this process may write there")
+        }
+        NOTADB => Some("the file is no SQLite database, or an encrypted one; choose another"),
+        _ => None,
+    })
 }
 
 /// An error of SQLite, made up.
@@ -134,7 +154,7 @@ mod tests {
         for code in [BUSY, LOCKED, busy_snapshot] {
             assert!(matches!(classify(of(code), &table), Error::Busy(_)), "{code}");
         }
-        for code in [IOERR, FULL, CANTOPEN] {
+        for code in [READONLY, IOERR, FULL, CANTOPEN] {
             assert!(matches!(classify(of(code), &table), Error::Unavailable(_)), "{code}");
         }
         assert!(matches!(classify(of(ERROR), &table), Error::Refused(_)));

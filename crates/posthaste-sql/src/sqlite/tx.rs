@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
-use sqlx::{Connection, Transaction};
+use sqlx::{Connection, SqlSafeStr, Transaction};
 
 use super::gate::Turn;
 use super::{SqliteStore, fault};
@@ -73,21 +73,13 @@ impl WriteStore for SqliteStore {
 
 /// Begins a transaction that writes from the start. The caller has its turn.
 pub(super) async fn begin_immediate(pool: &SqlitePool) -> Result<Transaction<'static, Sqlite>, sqlx::Error> {
-    for _ in 0..pool.options().get_max_connections() {
-        match pool.begin_with("BEGIN IMMEDIATE").await {
-            Err(sqlx::Error::InvalidSavePointStatement) => close_if_stale(pool).await?,
-            begun => return begun,
+    loop {
+        let connection = pool.acquire().await?;
+        if !connection.is_in_transaction() {
+            return Transaction::begin(connection, Some("BEGIN IMMEDIATE".into_sql_str())).await;
         }
-    }
-    pool.begin_with("BEGIN IMMEDIATE").await
-}
-
-/// Closes a connection whose transaction SQLite ended by itself, as it does after some errors. sqlx goes on counting such
-/// a transaction as open, and would never begin another one on that connection.
-async fn close_if_stale(pool: &SqlitePool) -> Result<(), sqlx::Error> {
-    let connection = pool.acquire().await?;
-    if connection.is_in_transaction() {
+        // SQLite ended its transaction by itself, as it does after some errors. sqlx goes on counting it as open, and would
+        // never begin another one on that connection.
         connection.close().await?;
     }
-    Ok(())
 }

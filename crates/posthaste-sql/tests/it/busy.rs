@@ -3,10 +3,11 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use posthaste_core::Event;
 use posthaste_core::store::{Error, RelayStore, WriteStore};
 use posthaste_sql::SqliteStore;
 
-use crate::support::{Database, claim, claim_of, event, ids, write};
+use crate::support::{Database, chain, claim, claim_of, event, ids, unleased, write};
 
 /// A transaction of somebody else that writes, and that many statements in it, while the future must not finish.
 async fn hold_up(pool: &sqlx::SqlitePool, mut held_up: std::pin::Pin<&mut impl Future>) {
@@ -84,6 +85,31 @@ async fn errors_have_kinds() {
 
     let error = SqliteStore::open("/nowhere/at/all.db").await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    assert!(chain(&error).contains("see that its directory exists"), "{}", chain(&error));
+}
+
+#[tokio::test]
+async fn what_somebody_can_mend_says_how() {
+    let database = Database::new();
+    let store = database.store_of_one().await;
+    let refused = async |store: &SqliteStore| {
+        let mut tx = store.begin().await?;
+        let large = Event::builder("Happened").bytes(vec![0; 1 << 20]).build().unwrap();
+        store.insert(&mut tx, &unleased([large])).await
+    };
+    sqlx::query("PRAGMA max_page_count = 50").execute(store.pool()).await.unwrap();
+    let error = refused(&store).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)) && chain(&error).contains("make room"), "{}", chain(&error));
+
+    let readable = SqliteStore::connect(&format!("sqlite:{}?mode=ro", database.path().display())).await.unwrap();
+    let error = refused(&readable).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+    assert!(chain(&error).contains("let this process write to it"), "{}", chain(&error));
+
+    let other = Database::new();
+    std::fs::write(other.path(), "something else that is long enough to be looked at, ".repeat(20)).unwrap();
+    let error = SqliteStore::open(other.path()).await.unwrap_err();
+    assert!(matches!(error, Error::Refused(_)) && chain(&error).contains("choose another"), "{}", chain(&error));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

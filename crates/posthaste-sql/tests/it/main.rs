@@ -4,8 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 mod admin;
+#[cfg(any(feature = "mysql", all(feature = "postgres", feature = "tls")))]
+mod between;
 mod busy;
 mod cancel;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod failover;
 mod migration;
 #[cfg(feature = "mysql")]
 mod mysql;

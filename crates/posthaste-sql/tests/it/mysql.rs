@@ -5,6 +5,10 @@ mod cancel;
 mod fault;
 mod migration;
 mod relay;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+mod without_tls;
 mod write;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,11 +17,15 @@ use std::time::Duration;
 use posthaste_sql::MySqlStore;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::OnceCell;
+
+use crate::between::Between;
 
 /// A database that goes with the test.
 struct Database {
     name: String,
+    /// Keeps others waiting who have users of their own.
+    alone: OnceCell<MySqlConnection>,
 }
 
 fn server() -> MySqlConnectOptions {
@@ -37,11 +45,45 @@ impl Database {
         let create = format!("DROP DATABASE IF EXISTS {name}; CREATE DATABASE {name} CHARACTER SET latin1");
         sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
         connection.close().await.unwrap();
-        Self { name }
+        Self { name, alone: OnceCell::new() }
     }
 
     fn options(&self) -> MySqlConnectOptions {
         server().database(&self.name)
+    }
+
+    /// Where the server is.
+    fn address(&self) -> (String, u16) {
+        (server().get_host().to_owned(), server().get_port())
+    }
+
+    /// Options of a user who may do everything in this database and nothing elsewhere, and goes with it. The password is `x`.
+    ///
+    /// There is one such user at a time: a test among those that have one sets the server to read only, which holds for
+    /// nobody else.
+    async fn user(&self, with: &str) -> MySqlConnectOptions {
+        self.alone
+            .get_or_init(async || {
+                let mut connection = self.connection().await;
+                let locked: Option<i64> = sqlx::query_scalar("SELECT GET_LOCK('posthaste tests with users', 60)")
+                    .fetch_one(&mut connection)
+                    .await
+                    .unwrap();
+                assert_eq!(locked, Some(1), "other tests with users take too long");
+                connection
+            })
+            .await;
+        let user = self.user_name();
+        let create = format!(
+            "DROP USER IF EXISTS {user}; CREATE USER {user} IDENTIFIED BY 'x' {with}; GRANT ALL ON {}.* TO {user}",
+            self.name
+        );
+        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut self.connection().await).await.unwrap();
+        self.options().username(&user).password("x")
+    }
+
+    fn user_name(&self) -> String {
+        format!("{}_u", self.name)
     }
 
     /// A pool as another process might have one.
@@ -71,17 +113,8 @@ impl Database {
     /// A migrated store on a pool of one connection, which never finds an answer without having waited for it: the
     /// answer comes through a task that has its turn only then.
     async fn waiting_store_of_one(&self) -> MySqlStore {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let here = listener.local_addr().unwrap();
-        let there = (self.options().get_host().to_owned(), self.options().get_port());
-        tokio::spawn(async move {
-            loop {
-                let (mut client, _) = listener.accept().await.unwrap();
-                let mut server = TcpStream::connect(there.clone()).await.unwrap();
-                tokio::spawn(async move { tokio::io::copy_bidirectional(&mut client, &mut server).await });
-            }
-        });
-        let options = self.options().host("127.0.0.1").port(here.port());
+        let port = Between::Honest.start(self.address()).await;
+        let options = self.options().host("127.0.0.1").port(port);
         let store = MySqlStore::new(pool(1).connect_with(options).await.unwrap());
         store.migrate().await.unwrap();
         store
@@ -95,15 +128,23 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        let drop = format!("SET lock_wait_timeout = 5; DROP DATABASE {}", self.name);
-        let drop = async move {
-            let mut connection = server().connect().await.unwrap();
-            // A test that failed may have left a transaction open, and the database with it.
-            let _ = sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut connection).await;
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        std::thread::spawn(move || runtime.block_on(drop)).join().unwrap();
+        let user = self.user_name();
+        // A test that failed may have left a transaction open, and the database with it.
+        execute_in_a_destructor(format!(
+            "SET lock_wait_timeout = 5; DROP USER IF EXISTS {user}; DROP DATABASE {}",
+            self.name
+        ));
     }
+}
+
+/// Carries out statements as far as it goes, where nobody can wait in the runtime of the test.
+fn execute_in_a_destructor(sql: String) {
+    let execute = async move {
+        let mut connection = server().connect().await.unwrap();
+        let _ = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await;
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    std::thread::spawn(move || runtime.block_on(execute)).join().unwrap();
 }
 
 fn pool(connections: u32) -> MySqlPoolOptions {

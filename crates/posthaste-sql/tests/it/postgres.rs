@@ -9,4 +9,8 @@ mod relay;
 mod roles;
 mod signal;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+mod without_tls;
 mod write;

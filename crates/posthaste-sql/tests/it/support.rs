@@ -1,5 +1,6 @@
 //! A store of its own for each test.
 
+use std::error::Error as StdError;
 use std::future::{Future, poll_fn};
 use std::path::PathBuf;
 use std::pin::pin;
@@ -8,10 +9,14 @@ use std::task::Poll;
 use std::time::Duration;
 
 use posthaste_core::Event;
-use posthaste_core::store::{Action, Claim, Claimed, Lease, NewRow, RelayStore, Settlement, WriteStore};
+use posthaste_core::store::{Action, Claim, Claimed, Error, Lease, NewRow, RelayStore, Settlement, WriteStore};
 use posthaste_sql::SqliteStore;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
 use tempfile::TempDir;
+
+/// The certificate of an authority that has signed nothing.
+#[cfg(all(feature = "tls", any(feature = "mysql", feature = "postgres")))]
+pub(crate) const ANOTHER_AUTHORITY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/tls/another_authority.pem");
 
 /// A database in a directory that goes with it.
 pub(crate) struct Database {
@@ -98,6 +103,17 @@ pub(crate) fn settle_all(lease: &Lease, claimed: &Claimed, action: &Action) -> V
         ..Settlement::new(row.event.id().clone(), lease.clone(), action.clone())
     };
     claimed.rows.iter().map(settle).collect()
+}
+
+/// An error and what is behind it.
+pub(crate) fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
 }
 
 /// Runs a future until it was polled that many times, then drops it. Says whether it came to its end.

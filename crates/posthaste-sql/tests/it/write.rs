@@ -220,3 +220,31 @@ async fn delays_are_counted_from_the_insert() {
     write(&store, [event("another")]).await;
     assert_eq!(crate::support::claim(&store, 1).await.1.next_in, None);
 }
+
+#[tokio::test]
+async fn connections_whose_transactions_sqlite_ended_are_in_nobodys_way() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(&store, [event("taken")]).await;
+    let mut connections = Vec::new();
+    for _ in 0..8 {
+        connections.push(store.pool().acquire().await.unwrap());
+    }
+    for connection in connections.iter_mut().step_by(2) {
+        // Not even the rollback at its end does away with what sqlx believes.
+        let mut tx = connection.begin().await.unwrap();
+        let insert = "INSERT OR ROLLBACK INTO outbox_event (event_id, event_type) VALUES ('taken', 'X')";
+        sqlx::query(insert).execute(&mut *tx).await.unwrap_err();
+    }
+    // Back into the pool in this order, a spoilt one before each good one.
+    for (returned, connection) in connections.into_iter().enumerate() {
+        drop(connection);
+        while store.pool().num_idle() <= returned {
+            tokio::task::yield_now().await;
+        }
+    }
+    for number in 0..16 {
+        write(&store, [event(&format!("event {number}"))]).await;
+    }
+    assert_eq!(store.counts().await.unwrap().new, 17);
+}

@@ -26,8 +26,10 @@ CREATE TABLE IF NOT EXISTS {table} (
     -- 0 for what is pending, else the status; and what rows of that stage are sorted by. There are no partial indexes
     -- here, so one index has a part for each stage: claims walk the first, retention and redrives the others.
     stage TINYINT GENERATED ALWAYS AS (IF(status IN (0, 2), 0, status)) STORED,
+    -- MySQL makes it before it fills in defaults, and once more after; the first time no moment is there yet, only a zero
+    -- that it would refuse.
     stage_at DATETIME(6) GENERATED ALWAYS AS
-        (IF(status IN (0, 2), available_at, COALESCE(done_at, created_at))) STORED,
+        (GREATEST(IF(status IN (0, 2), available_at, COALESCE(done_at, created_at)), TIMESTAMP'0001-01-01 00:00:00')) STORED,
     PRIMARY KEY (seq),
     UNIQUE KEY `{name}_id` (event_id),
     KEY `{name}_stage` (stage, stage_at, seq, status),

@@ -5,10 +5,11 @@ use std::time::Duration;
 use posthaste_core::EventId;
 use posthaste_core::store::{Action, AdminStore, Error, Purge, RelayStore, WriteStore};
 use posthaste_sql::PgStore;
-use sqlx::postgres::PgPoolOptions;
+use sqlx::ConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use super::support::{Database, claim, sql, within, write};
-use crate::support::{claim_of, event, settle_all, unleased};
+use crate::support::{chain, claim_of, event, settle_all, unleased};
 
 #[tokio::test]
 async fn a_table_that_is_missing_or_another_one_says_what_to_do() {
@@ -31,6 +32,32 @@ async fn a_table_that_is_missing_or_another_one_says_what_to_do() {
     let error = store.find(&EventId::from_row("x")).await.unwrap_err();
     assert!(matches!(error, Error::Schema { .. }), "{error:?}");
     assert!(error.to_string().contains("choose another name"), "{error}");
+}
+
+#[tokio::test]
+async fn what_somebody_can_mend_says_how() {
+    let database = Database::new().await;
+    let url = |change: fn(PgConnectOptions) -> PgConnectOptions| change(database.options()).to_url_lossy().to_string();
+    for (url, advice) in [
+        (url(|options| options.username("posthaste_nobody")), "check the user and the password"),
+        (url(|options| options.database("posthaste_no_such_database")), "create the database first"),
+    ] {
+        let error = PgStore::connect(&url).await.unwrap_err();
+        assert!(matches!(error, Error::Refused(_)) && chain(&error).contains(advice), "{}", chain(&error));
+    }
+
+    let store = database.store().await;
+    // As the server answers when it cannot write.
+    sql(
+        &store,
+        "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS \
+         $$ BEGIN RAISE 'no space left on device' USING ERRCODE = 'disk_full'; END $$; \
+         CREATE TRIGGER no_room BEFORE INSERT ON outbox_event FOR EACH STATEMENT EXECUTE FUNCTION no_room()",
+    )
+    .await;
+    let mut tx = store.begin().await.unwrap();
+    let error = store.insert(&mut tx, &unleased([event("x")])).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_)) && chain(&error).contains("make room"), "{}", chain(&error));
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! An outbox at work while its server is not as it should be.
 
 use std::collections::HashSet;
-use std::error::Error as StdError;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use posthaste_core::store::{AdminStore, Error, RelayStore, WriteStore};
@@ -11,7 +11,8 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::sync::{mpsc, watch};
 
 use super::support::{Database, eventually, sql, within, write};
-use crate::support::{claim_of, event, unleased};
+use crate::failover::assert_stale_connections_are_left;
+use crate::support::{chain, claim_of, event, unleased};
 
 /// An outbox whose deliveries have to be taken one by one, and whose failed polls are counted.
 struct Relay {
@@ -57,17 +58,6 @@ impl Relay {
         let before = *self.failed_polls.borrow();
         within("a poll fails", self.failed_polls.wait_for(|count| *count > before)).await.unwrap();
     }
-}
-
-/// An error and what is behind it.
-fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,6 +110,25 @@ async fn a_server_that_only_reads_is_left_for_one_that_writes() {
     write(&database.empty().await, [event("after")]).await;
     assert_eq!(relay.next().await, "after");
     relay.outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_connection_to_a_server_that_only_reads_is_used_once() {
+    let database = Database::new().await;
+    assert_stale_connections_are_left(&database.store().await, async || {
+        let made = AtomicBool::new(false);
+        let pool = PgPoolOptions::new().max_connections(1).after_connect(move |connection, _| {
+            let is_first = !made.swap(true, Ordering::Relaxed);
+            Box::pin(async move {
+                if is_first {
+                    sqlx::raw_sql("SET default_transaction_read_only = on").execute(connection).await?;
+                }
+                Ok(())
+            })
+        });
+        database.store_with(pool).await
+    })
+    .await;
 }
 
 #[tokio::test]

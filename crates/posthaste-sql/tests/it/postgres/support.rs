@@ -7,7 +7,7 @@ use posthaste_core::Event;
 use posthaste_core::store::{Claimed, Lease, RelayStore, WriteStore};
 use posthaste_sql::PgStore;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Connection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
 use crate::support::{claim_of, unleased};
 
@@ -41,6 +41,27 @@ impl Database {
 
     pub(crate) fn options(&self) -> PgConnectOptions {
         self.server.clone().database(&self.name)
+    }
+
+    /// Where the server is.
+    #[cfg(feature = "tls")]
+    pub(crate) fn address(&self) -> (String, u16) {
+        (self.server.get_host().to_owned(), self.server.get_port())
+    }
+
+    /// The URL of this database, with these parameters instead of those of the server.
+    pub(crate) fn url(&self, parameters: &str) -> String {
+        let mut url = self.options().to_url_lossy();
+        url.set_query(Some(parameters));
+        url.into()
+    }
+
+    /// The same, by another address.
+    #[cfg(feature = "tls")]
+    pub(crate) fn url_at(&self, (host, port): (&str, u16), parameters: &str) -> String {
+        let mut url = self.options().host(host).port(port).to_url_lossy();
+        url.set_query(Some(parameters));
+        url.into()
     }
 
     /// A store without a table.

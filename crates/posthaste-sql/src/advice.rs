@@ -1,0 +1,60 @@
+//! What to do about an error, where somebody can do something.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use sqlx::error::DatabaseError;
+
+/// An error with what to do about it.
+#[derive(Debug)]
+struct Advised {
+    advice: &'static str,
+    error: sqlx::Error,
+}
+
+impl fmt::Display for Advised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.advice)
+    }
+}
+
+impl StdError for Advised {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// What is the same for every server.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) mod server {
+    pub(crate) const GRANT: &str = "grant this user what it needs";
+    pub(crate) const READ_ONLY: &str = "the server takes no writes, as a standby does; connect to the primary";
+    pub(crate) const NOT_LET_IN: &str =
+        "the server does not let this user in; check the user and the password, and whether it wants TLS";
+    pub(crate) const NO_CONNECTION_LEFT: &str =
+        "the server takes no more connections; make the pools smaller, or its limits larger";
+    pub(crate) const DISK_FULL: &str = "the disk of the server is full; make room";
+}
+
+/// The error, with advice if there is any: the database's own for what it answered, and what is the same for all of them.
+pub(crate) fn advised(
+    error: sqlx::Error,
+    of_database: impl FnOnce(&dyn DatabaseError) -> Option<&'static str>,
+) -> Box<dyn StdError + Send + Sync> {
+    let advice = match &error {
+        sqlx::Error::Database(database) => of_database(&**database),
+        sqlx::Error::PoolTimedOut => Some(
+            "no connection was to be had in time; enlarge the pool if all are in use, or the limits of the server if it \
+             takes no more",
+        ),
+        #[cfg(any(feature = "mysql", feature = "postgres"))]
+        sqlx::Error::Tls(_) => Some(crate::tls::demanded_in_vain()),
+        #[cfg(all(feature = "tls", any(feature = "mysql", feature = "postgres")))]
+        sqlx::Error::Io(error) => crate::tls::advice(error),
+        _ => None,
+    };
+    match advice {
+        Some(advice) => Box::new(Advised { advice, error }),
+        None => Box::new(error),
+    }
+}

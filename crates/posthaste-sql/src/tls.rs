@@ -1,0 +1,171 @@
+//! Encrypted connections: what a URL says of them, and what to do when there are none to be had.
+
+use posthaste_core::store::Error;
+use sqlx_core::Url;
+use sqlx_core::net::tls;
+
+use crate::url::Scheme;
+
+/// The parameters of a URL that are about TLS.
+struct Parameters {
+    /// How much is demanded.
+    mode: &'static [&'static str],
+    /// The authority that must have signed the server's certificate.
+    authority: &'static [&'static str],
+    /// Files about the client.
+    client: &'static [&'static str],
+    /// What to say to be sure.
+    advice: &'static str,
+}
+
+const POSTGRES: Parameters = Parameters {
+    mode: &["sslmode", "ssl-mode"],
+    authority: &["sslrootcert", "ssl-root-cert", "ssl-ca"],
+    client: &["sslcert", "ssl-cert", "sslkey", "ssl-key"],
+    advice: "sslmode=verify-full and sslrootcert=FILE",
+};
+
+const MYSQL: Parameters = Parameters {
+    mode: &["ssl-mode", "sslmode"],
+    authority: &["ssl-ca", "sslca"],
+    client: &["ssl-cert", "sslcert", "ssl-key", "sslkey"],
+    advice: "ssl-mode=VERIFY_IDENTITY and ssl-ca=FILE",
+};
+
+/// Refuses a URL whose words about TLS sqlx would pass over in silence. `verifies` says whether the mode that it came to,
+/// which may be that of an environment variable, looks at certificates.
+///
+/// # Errors
+/// [`Error::Config`] for a parameter that looks like one of TLS and is not known, for an authority that nothing would be
+/// checked against, and for a file that cannot be read.
+pub(crate) fn check(url: &str, scheme: Scheme, verifies: bool) -> Result<(), Error> {
+    let known = match scheme {
+        Scheme::MySql => &MYSQL,
+        _ => &POSTGRES,
+    };
+    // What is no URL was refused before.
+    let Ok(parsed) = Url::parse(url) else { return Ok(()) };
+    let refused = |reason| Err(Error::Config { field: "url", value: format!("{}:…", parsed.scheme()), reason });
+    for (name, value) in parsed.query_pairs() {
+        let name = &*name;
+        let is_file = known.authority.contains(&name) || known.client.contains(&name);
+        if known.authority.contains(&name) && !verifies {
+            return refused(format!(
+                "{name} names an authority, and in this mode no certificate is checked; say {}",
+                known.advice
+            ));
+        }
+        // Or it is the certificate itself.
+        if is_file
+            && !value.trim_start().starts_with("-----BEGIN")
+            && let Err(error) = std::fs::File::open(&*value)
+        {
+            return refused(format!("the file that {name} names cannot be read: {error}"));
+        }
+        let lower = name.to_ascii_lowercase();
+        if !is_file && !known.mode.contains(&name) && (lower.contains("ssl") || lower.contains("tls")) {
+            return refused(format!("its parameter {name:?} is not known, and would be ignored; say {}", known.advice));
+        }
+    }
+    Ok(())
+}
+
+/// What to do when TLS is demanded, and one side has none.
+pub(crate) fn demanded_in_vain() -> &'static str {
+    if tls::available() {
+        "TLS is demanded, and could not be had; turn it on in the server, and check the files that the URL names"
+    } else {
+        MISSING
+    }
+}
+
+/// What to do about a build that cannot do what the URL demands.
+const MISSING: &str = "TLS is demanded, and not compiled into this build; build with the feature `tls`";
+
+/// An error of a first connection that no waiting can mend.
+pub(crate) fn refused(error: &sqlx::Error, scheme: Scheme) -> Option<Error> {
+    let reason = match error {
+        sqlx::Error::Tls(_) if !tls::available() => MISSING.to_owned(),
+        // MySQL wants passwords encrypted, one way or the other.
+        sqlx::Error::Configuration(error) if scheme == Scheme::MySql && !tls::available() => {
+            format!("{error}; build with the feature `tls`")
+        }
+        sqlx::Error::Configuration(error) => error.to_string(),
+        _ => return None,
+    };
+    let value = if scheme == Scheme::MySql { "mysql:…" } else { "postgres:…" };
+    Some(Error::Config { field: "url", value: value.to_owned(), reason })
+}
+
+/// What to do about a handshake that failed.
+#[cfg(feature = "tls")]
+pub(crate) fn advice(error: &std::io::Error) -> Option<&'static str> {
+    use rustls::{CertificateError as Certificate, Error as Handshake};
+    let Handshake::InvalidCertificate(error) = error.get_ref()?.downcast_ref()? else {
+        return Some("the TLS handshake failed; see what the server says in its log");
+    };
+    Some(match error {
+        Certificate::UnknownIssuer | Certificate::BadSignature => {
+            "the server's certificate is not signed by an authority that is trusted here; if it is the right server, name \
+             the authority's certificate in the URL (PostgreSQL: sslrootcert, MySQL: ssl-ca)"
+        }
+        Certificate::NotValidForName | Certificate::NotValidForNameContext { .. } => {
+            "the server's certificate is for another name; connect by the name that it is for, or give the server one for \
+             this name"
+        }
+        Certificate::Expired | Certificate::ExpiredContext { .. } => "the server's certificate has run out; renew it",
+        Certificate::NotValidYet | Certificate::NotValidYetContext { .. } => {
+            "the server's certificate is not valid yet; check the clocks"
+        }
+        _ => "the server's certificate is not acceptable; give the server another one",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reason(url: &str, scheme: Scheme, verifies: bool) -> String {
+        check(url, scheme, verifies).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_the_driver_knows_is_left_to_it() {
+        let here = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        for url in ["postgres://u:secret@h/d", "postgres://h/d?sslmode=require&application_name=x", "no url at all"] {
+            check(url, Scheme::Postgres, false).unwrap();
+        }
+        for name in ["sslrootcert", "ssl-root-cert", "ssl-ca"] {
+            check(&format!("postgres://h/d?sslmode=verify-full&{name}={here}"), Scheme::Postgres, true).unwrap();
+        }
+        for name in ["sslca", "ssl-ca"] {
+            check(&format!("mysql://h/d?{name}={here}&ssl-mode=VERIFY_CA"), Scheme::MySql, true).unwrap();
+        }
+        check("postgres://h/d?sslrootcert=-----BEGIN%20CERTIFICATE-----", Scheme::Postgres, true).unwrap();
+    }
+
+    #[test]
+    fn what_the_driver_would_pass_over_is_refused() {
+        for (url, scheme) in [
+            ("mysql://u:secret@h/d?ssl_mode=VERIFY_IDENTITY", Scheme::MySql),
+            ("mysql://h/d?sslrootcert=ca.pem", Scheme::MySql),
+            ("mysql://h/d?useSSL=true", Scheme::MySql),
+            ("postgres://u:secret@h/d?tls=1", Scheme::Postgres),
+            ("postgres://h/d?sslMode=require", Scheme::Postgres),
+        ] {
+            let reason = reason(url, scheme, true);
+            assert!(reason.contains("would be ignored; say ssl") && !reason.contains("secret"), "{reason}");
+        }
+        let unread = reason("postgres://h/d?sslrootcert=%2Fnowhere%2Fca.pem", Scheme::Postgres, true);
+        assert!(unread.contains("the file that sslrootcert names cannot be read"), "{unread}");
+        let unchecked = reason("mysql://h/d?ssl-ca=ca.pem&ssl-mode=REQUIRED", Scheme::MySql, false);
+        assert!(unchecked.contains("no certificate is checked; say ssl-mode=VERIFY_IDENTITY"), "{unchecked}");
+    }
+
+    #[test]
+    fn a_build_without_it_names_the_feature() {
+        assert!(MISSING.contains("feature `tls`"));
+        let expected = if tls::available() { "turn it on in the server" } else { MISSING };
+        assert!(demanded_in_vain().contains(expected));
+    }
+}

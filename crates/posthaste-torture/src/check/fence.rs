@@ -1,0 +1,103 @@
+//! Who may change a row.
+//!
+//! A lease stands in a row at most once and ends with the settlement. So what the database noted can be held against
+//! what the relays say: each settlement that was written must be the one change that ended its lease.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use super::evidence::{Changed, Event, Evidence, Settled, is_final};
+use super::judge::reasons;
+
+/// What is wrong with the changes of a row, if anything.
+pub(super) fn crossed(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
+    let mut wrong: Vec<_> = event.changed.iter().filter_map(forbidden).collect();
+    let ended = ended(event, &mut wrong);
+    // If no change was noted at all, nobody was there to note them, which is a doubt and no proof.
+    if evidence.ended && evidence.changes > 0 {
+        wrong.extend(unfounded(event, ended));
+    }
+    wrong.extend(shared(event));
+    reasons(wrong.into_iter())
+}
+
+/// Leases that were lost: settlements that were refused, and changes from one lease to the next.
+pub(super) fn lost_leases(event: &Event<'_>) -> u64 {
+    let refused = event.settled.iter().filter(|settled| !settled.applied).count();
+    let taken = event.changed.iter().filter(|changed| is_taken(changed)).count();
+    (refused + taken) as u64
+}
+
+fn is_taken(changed: &Changed<'_>) -> bool {
+    matches!(changed.lease, [Some(held), Some(next)] if held != next)
+}
+
+/// A change that is wrong by itself.
+fn forbidden(changed: &Changed<'_>) -> Option<String> {
+    let [before, after] = changed.status;
+    let became = || format!("it went from {} to {}", before.to_uppercase(), after.to_uppercase());
+    match changed.lease {
+        _ if is_final(before) && before == after => {
+            Some(format!("its lease was changed after {}", before.to_uppercase()))
+        }
+        _ if is_final(before) => Some(became()),
+        [None, _] if before != after => Some(format!("{} without a lease", became())),
+        [Some(_), Some(_)] if before != after => Some(format!("{} and was leased all the same", became())),
+        _ => None,
+    }
+}
+
+/// The change that ended each lease. No two leases are equal, so one that ends again had come back.
+fn ended<'e, 'a>(event: &'e Event<'a>, wrong: &mut Vec<String>) -> HashMap<&'a str, &'e Changed<'a>> {
+    let mut ended = HashMap::with_capacity(event.changed.len());
+    for changed in &event.changed {
+        let Some(lease) = changed.lease[0].filter(|held| changed.lease[1] != Some(held)) else { continue };
+        match ended.entry(lease) {
+            Entry::Vacant(free) => _ = free.insert(changed),
+            Entry::Occupied(_) => wrong.push(format!("lease {lease} came back")),
+        }
+    }
+    ended
+}
+
+/// Settlements said to be written, that are not what ended their lease.
+fn unfounded(event: &Event<'_>, mut ended: HashMap<&str, &Changed<'_>>) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for settled in event.settled.iter().filter(|settled| settled.applied) {
+        let (action, lease) = (settled.action, settled.lease);
+        match ended.remove(lease) {
+            None => wrong.push(format!("{action} was written under lease {lease}, which the row did not have then")),
+            Some(changed) if is_taken(changed) => {
+                wrong.push(format!("{action} was written under lease {lease}, which another had taken over"));
+            }
+            Some(changed) if !is_outcome(settled, changed) => {
+                let after = changed.status[1].to_uppercase();
+                wrong.push(format!("{action} was written under lease {lease}, but the row became {after}"));
+            }
+            Some(_) => {}
+        }
+    }
+    wrong
+}
+
+/// Whether a settlement leads to that change.
+fn is_outcome(settled: &Settled<'_>, changed: &Changed<'_>) -> bool {
+    let [before, after] = changed.status;
+    match settled.action {
+        "defer" | "release" => after == before,
+        action => after == action,
+    }
+}
+
+/// Leases under which two processes settled. Each makes its own, so one of them had no right to it.
+fn shared(event: &Event<'_>) -> Vec<String> {
+    let mut owners: HashMap<&str, &str> = HashMap::with_capacity(event.settled.len());
+    let mut wrong = Vec::new();
+    for settled in &event.settled {
+        let owner = *owners.entry(settled.lease).or_insert(settled.who);
+        if owner != settled.who {
+            wrong.push(format!("{owner} and {} both settled under lease {}", settled.who, settled.lease));
+        }
+    }
+    wrong
+}

@@ -1,0 +1,132 @@
+//! What a process of a run is told, and what all of them share.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use posthaste_core::Options;
+use serde::{Deserialize, Serialize};
+
+use crate::history::Recorder;
+
+/// How long a lease lasts: short, since much waits for leases to run out.
+pub(crate) const LEASE: Duration = Duration::from_secs(4);
+
+/// The longest delay between two attempts.
+pub(crate) const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
+
+/// The most events that wait in each queue of a process, and that one statement settles.
+const QUEUE: usize = 200;
+
+/// The most events that a process has in hand: both queues, what the workers hold, and what waits to be settled.
+pub(crate) const IN_HAND: u64 = 4 * QUEUE as u64;
+
+/// A database to torture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// SQLite, in a file that all processes share.
+    Sqlite,
+    /// A private PostgreSQL server.
+    Postgres,
+    /// A private MariaDB server.
+    Mariadb,
+}
+
+impl Kind {
+    /// Its name, as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+            Self::Mariadb => "mariadb",
+        }
+    }
+}
+
+/// What producers write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Workload {
+    /// Mostly small events, some of many pages, a few of 1 MiB; a hundred keys.
+    Mixed,
+    /// Small events only.
+    Small,
+    /// One event in ten is of 1 MiB.
+    Large,
+    /// Small events of three keys, so that transactions wait for each other and deadlock.
+    Contended,
+}
+
+/// Mistakes that others have made, built in to see whether the checker finds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Sabotage {
+    /// The row is DONE first, and sent afterwards.
+    MarkBeforePublish,
+    /// Outcomes are written whoever holds the lease.
+    SettleWithoutFence,
+    /// A message counts as delivered when it was sent, whatever the answer is.
+    IgnoreAcknowledgement,
+    /// Rows are read on from the greatest number seen, and what commits late below it is never looked at.
+    CursorById,
+}
+
+/// What a process of a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Role {
+    Producer,
+    Relay,
+    Sink,
+}
+
+/// What a process of a run is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Config {
+    pub(crate) role: Role,
+    pub(crate) name: String,
+    /// Where the histories are.
+    pub(crate) directory: PathBuf,
+    pub(crate) database: Kind,
+    /// The database, through the proxy if there is one.
+    pub(crate) url: String,
+    /// Where the sink is reached, through the proxy; for the sink itself, where it listens.
+    pub(crate) sink: SocketAddr,
+    pub(crate) seed: u64,
+    pub(crate) workload: Workload,
+    /// The size of the pool, where it is not the usual one.
+    pub(crate) connections: Option<u32>,
+    /// Whether a producer delivers what it wrote by itself, right after the commit.
+    pub(crate) hot: bool,
+    /// How many transactions of a producer are under way at once.
+    pub(crate) writers: usize,
+    /// How many transactions a producer begins in a second.
+    pub(crate) rate: f64,
+    /// How many seconds the clock of this process is ahead of the machine's.
+    pub(crate) clock_ahead: i64,
+    pub(crate) sabotage: Option<Sabotage>,
+}
+
+impl Config {
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            owner: Some(self.name.clone()),
+            hot_queue: QUEUE,
+            cold_queue: QUEUE,
+            settle_batch: QUEUE,
+            listener_time_limit: Duration::from_secs(2),
+            poll_interval: Duration::from_millis(500),
+            lease: LEASE,
+            retry_base: Duration::from_millis(50),
+            retry_max: LONGEST_BACKOFF,
+            ..Options::default()
+        }
+    }
+
+    /// The part of the history that this process writes.
+    pub(crate) fn recorder(&self) -> std::io::Result<Recorder> {
+        let path = self.directory.join(format!("{}.ndjson", self.name));
+        Ok(Recorder::open(&path, &self.name)?.with_clock_ahead(self.clock_ahead))
+    }
+}

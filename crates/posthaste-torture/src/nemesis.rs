@@ -1,0 +1,423 @@
+//! Breaks things, and mends them.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::Context;
+use posthaste_core::EventId;
+use posthaste_core::store::{CommitError, NewRow};
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep};
+
+use crate::config::{Kind, LEASE};
+use crate::database::Database;
+use crate::fault::Fault;
+use crate::history::What;
+use crate::role::{event, is_orderly, plan};
+use crate::server::How;
+use crate::wire::{Behaviour, Lines, Misdeeds, Request};
+use crate::world::World;
+
+/// The points at which a producer is killed.
+const PRODUCER_POINTS: &[&str] = &["begin.after", "insert.before", "insert.after", "commit.before", "commit.after"];
+
+/// The points at which a relay is killed.
+const RELAY_POINTS: &[&str] =
+    &["claim.before", "claim.after", "listener.before", "listener.after", "settle.before", "settle.after"];
+
+/// How long faults that have done nothing yet are given beyond the time of the run.
+const EXTRA_TIME: Duration = Duration::from_secs(120);
+
+/// From how many seconds on a run is long.
+const LONG_RUN: u64 = 300;
+
+/// How often a process passes a point, at most, before it is killed there.
+const LONGEST_FUSE: u32 = 40;
+
+/// One of the hands that break things.
+pub(crate) struct Nemesis<'a, D: Database> {
+    world: &'a World<D>,
+    /// Shared by all hands: what one deals the others need not.
+    deck: &'a Mutex<Deck>,
+    rng: fastrand::Rng,
+}
+
+/// The faults that wait for their turn: every one comes before any comes again, and those that did nothing come again
+/// until they did.
+pub(crate) struct Deck {
+    all: Vec<Fault>,
+    waiting: Vec<Fault>,
+    effective: HashSet<Fault>,
+    rng: fastrand::Rng,
+}
+
+impl Deck {
+    pub(crate) fn new(all: Vec<Fault>, seed: u64) -> Self {
+        let (waiting, effective) = (Vec::new(), HashSet::new());
+        Self { all, waiting, effective, rng: fastrand::Rng::with_seed(seed) }
+    }
+
+    /// The next fault; nothing when the time is over and each has done something.
+    fn deal(&mut self, over: bool) -> Option<Fault> {
+        if over {
+            self.waiting.retain(|fault| !self.effective.contains(fault));
+        }
+        if self.waiting.is_empty() {
+            let again = self.all.iter().filter(|fault| !over || !self.effective.contains(fault));
+            self.waiting = again.copied().collect();
+            self.rng.shuffle(&mut self.waiting);
+        }
+        self.waiting.pop()
+    }
+}
+
+impl<'a, D: Database> Nemesis<'a, D> {
+    pub(crate) fn new(world: &'a World<D>, deck: &'a Mutex<Deck>, seed: u64) -> Self {
+        Self { world, deck, rng: fastrand::Rng::with_seed(seed) }
+    }
+
+    /// Breaks things until the time is over and every fault has done something, or will not.
+    pub(crate) async fn rage(mut self, until: Instant) -> anyhow::Result<()> {
+        while Instant::now() < until + EXTRA_TIME {
+            sleep(self.millis(100..800)).await;
+            let next = self.deck.lock().expect("nobody panics here").deal(Instant::now() >= until);
+            let Some(fault) = next else { break };
+            let name = fault.name();
+            self.world.broken(fault, true);
+            let effects = self.inflict(fault).await.with_context(|| name.clone())?;
+            self.world.broken(fault, false);
+            self.world.recorder.record(What::Mended { fault: name, effects });
+            if effects > 0 {
+                self.deck.lock().expect("nobody panics here").effective.insert(fault);
+            }
+        }
+        Ok(())
+    }
+
+    fn millis(&mut self, range: std::ops::Range<u64>) -> Duration {
+        Duration::from_millis(self.rng.u64(range))
+    }
+
+    /// How long something is down. In a long run it is now and then for a minute or so.
+    fn outage(&mut self, range: std::ops::Range<u64>) -> Duration {
+        let long = self.world.plan.seconds >= LONG_RUN && self.rng.u8(..) < 64;
+        self.millis(range) * if long { 15 } else { 1 }
+    }
+
+    fn note(&self, fault: Fault, detail: impl Into<String>) {
+        self.world.recorder.record(What::Broken { fault: fault.name(), detail: detail.into() });
+    }
+
+    /// Breaks and mends. Says how often the fault can be shown to have done something.
+    async fn inflict(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        match fault {
+            Fault::ProducerKill | Fault::RelayKill => self.kill(fault).await,
+            Fault::ProducerKillPoint | Fault::RelayKillPoint => self.kill_at_point(fault).await,
+            Fault::RelayStop => self.stop(fault).await,
+            Fault::RelayEnd => self.end(fault).await,
+            Fault::SinkDown => self.sink_down(fault).await,
+            Fault::SinkSlow => {
+                let slow_ms = self.rng.u64(100..2500);
+                let behaviour = Behaviour { slow_ms, ..Behaviour::default() };
+                self.misbehave(fault, behaviour, |misdeeds| misdeeds.slow).await
+            }
+            Fault::SinkRefuses => {
+                let behaviour = Behaviour { refuse: 0.05 + self.rng.f64() * 0.2, ..Behaviour::default() };
+                self.misbehave(fault, behaviour, |misdeeds| misdeeds.refused).await
+            }
+            Fault::SinkHangsUp => {
+                let behaviour = Behaviour { hang_up: 0.1 + self.rng.f64() * 0.5, ..Behaviour::default() };
+                self.misbehave(fault, behaviour, |misdeeds| misdeeds.hung_up).await
+            }
+            Fault::SinkHalfOpen => self.sink_half_open(fault).await,
+            Fault::MalformedRows => self.malformed(fault).await,
+            Fault::LongTransaction => self.long_transaction(fault).await,
+            Fault::TableLock => self.lock(fault).await,
+            Fault::DatabaseRestart | Fault::DatabaseCrash => self.restart(fault).await,
+            Fault::ConnectionsEnded => {
+                self.note(fault, "");
+                Ok(self.world.store.terminate_others().await.unwrap_or(0))
+            }
+            Fault::ConnectionsCut | Fault::CommitReplyLost | Fault::DatabaseSlow | Fault::DatabaseHalfOpen => {
+                self.on_the_way(fault).await
+            }
+            Fault::ConnectionsUsedUp => self.use_up(fault).await,
+            Fault::DiskFull => self.fill_disk(fault).await,
+            Fault::ClockAhead | Fault::ClockBehind => self.shift_clock(fault).await,
+        }
+    }
+
+    // -- Processes
+
+    async fn kill(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let mut victim = self.world.victim(fault, &mut self.rng).await;
+        self.note(fault, &victim.config.name);
+        let hit = victim.kill().await?;
+        sleep(self.millis(0..1000)).await;
+        victim.start()?;
+        Ok(u64::from(hit))
+    }
+
+    async fn kill_at_point(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let points = if fault == Fault::ProducerKillPoint { PRODUCER_POINTS } else { RELAY_POINTS };
+        let point = points[self.rng.usize(..points.len())];
+        let mut victim = self.world.victim(fault, &mut self.rng).await;
+        self.note(fault, format!("{} at {point}", victim.config.name));
+        victim.kill().await?;
+        let fuse = self.rng.u32(1..=LONGEST_FUSE);
+        victim.start_with(&[("POSTHASTE_KILL_AT", OsString::from(format!("{point}:{fuse}")))])?;
+        let exit = victim.wait(Duration::from_secs(15)).await?;
+        let reached = exit.is_some_and(|exit| exit.signal.is_some());
+        // A fuse that did not burn down, because something else was broken all the time, is no harm.
+        victim.kill().await?;
+        victim.start()?;
+        Ok(u64::from(reached))
+    }
+
+    async fn stop(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let mut victim = self.world.victim(fault, &mut self.rng).await;
+        self.note(fault, &victim.config.name);
+        let hit = victim.signal(Signal::STOP);
+        sleep(LEASE + self.millis(500..2500)).await;
+        victim.signal(Signal::CONT);
+        Ok(u64::from(hit))
+    }
+
+    async fn end(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let mut victim = self.world.victim(fault, &mut self.rng).await;
+        let twice = self.rng.bool();
+        self.note(fault, format!("{}{}", victim.config.name, if twice { ", twice" } else { "" }));
+        victim.signal(Signal::TERM);
+        if twice {
+            sleep(self.millis(1..100)).await;
+            victim.signal(Signal::TERM);
+        }
+        let exit = victim.wait(Duration::from_secs(30)).await?;
+        victim.kill().await?;
+        victim.start()?;
+        Ok(u64::from(exit.and_then(|exit| exit.status).is_some_and(is_orderly)))
+    }
+
+    async fn shift_clock(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let library = faketime().context("libfaketime was here before")?;
+        let ahead = if fault == Fault::ClockAhead { 3600 } else { -3600 };
+        let mut victim = self.world.victim(fault, &mut self.rng).await;
+        self.note(fault, &victim.config.name);
+        victim.kill().await?;
+        victim.config.clock_ahead = ahead;
+        victim.start_with(&[
+            ("LD_PRELOAD", library.into_os_string()),
+            ("FAKETIME", OsString::from(format!("{ahead:+}s"))),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", OsString::from("1")),
+        ])?;
+        let ended = victim.wait(LEASE + self.millis(1000..3000)).await?;
+        victim.kill().await?;
+        victim.config.clock_ahead = 0;
+        victim.start()?;
+        Ok(u64::from(ended.is_none()))
+    }
+
+    // -- The sink
+
+    async fn sink_down(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let mut sink = self.world.sink.lock().await;
+        self.note(fault, "");
+        let hit = sink.kill().await?;
+        sleep(self.outage(500..5000)).await;
+        sink.start()?;
+        sink.wait_for_port().await?;
+        Ok(u64::from(hit))
+    }
+
+    async fn misbehave(
+        &mut self,
+        fault: Fault,
+        behaviour: Behaviour,
+        effects: fn(Misdeeds) -> u64,
+    ) -> anyhow::Result<u64> {
+        // Nobody kills it meanwhile: it would forget how it is to behave.
+        let sink = self.world.sink.lock().await;
+        self.note(fault, format!("{behaviour:?}"));
+        let mut lines = Lines::connect(sink.config.sink).await?;
+        let before: Misdeeds = lines.ask(&Request::Behave(behaviour)).await?;
+        let mut after = before;
+        let pause = self.millis(1000..4000);
+        // Long enough to show, and no longer than needed.
+        for _ in 0..10 {
+            sleep(pause).await;
+            after = lines.ask(&Request::Behave(behaviour)).await?;
+            if effects(after) > effects(before) {
+                break;
+            }
+        }
+        lines.ask::<Misdeeds>(&Request::Behave(Behaviour::default())).await?;
+        Ok(effects(after) - effects(before))
+    }
+
+    async fn sink_half_open(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let proxy = &self.world.to_sink;
+        self.note(fault, "");
+        proxy.black_hole(true);
+        sleep(self.outage(1000..5000)).await;
+        proxy.black_hole(false);
+        // What was swallowed never comes: these connections are of no use to anybody.
+        Ok(proxy.cut())
+    }
+
+    // -- The database
+
+    async fn malformed(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        self.note(fault, "");
+        let mut put = 0;
+        for _ in 0..self.rng.u32(1..5) {
+            let id = EventId::generate();
+            if self.world.store.insert_malformed(id.as_str()).await.is_ok() || self.is_there(&id).await {
+                self.world.recorder.record(What::Malformed { id: id.to_string() });
+                put += 1;
+            }
+        }
+        Ok(put)
+    }
+
+    /// Whether a row is in the table. Asks until the database answers.
+    async fn is_there(&self, id: &EventId) -> bool {
+        loop {
+            sleep(Duration::from_millis(500)).await;
+            if let Ok(found) = self.world.store.find(id).await {
+                return found.is_some();
+            }
+        }
+    }
+
+    async fn long_transaction(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        // SQLite has room for one writer, and the others wait for 5 s.
+        let open = if self.world.plan.database == Kind::Sqlite { 500..2000 } else { 2000..8000 };
+        let open = self.millis(open);
+        self.note(fault, format!("{open:?}"));
+        let (mut message, payload) = plan(&mut self.rng, self.world.plan.workload);
+        "nemesis".clone_into(&mut message.key);
+        message.poison = false;
+        let id = message.id.clone();
+        let store = &self.world.store;
+        let written = async {
+            let mut tx = store.begin().await?;
+            D::insert_ledger(&mut tx, &message).await?;
+            store.insert(&mut tx, &[NewRow::new(event(&message, &payload))]).await?;
+            sleep(open).await;
+            anyhow::Ok(tx)
+        };
+        let tx = match written.await {
+            Ok(tx) => tx,
+            Err(error) => {
+                self.world.recorder.record(What::Failed { id, error: format!("{error:?}") });
+                return Ok(0);
+            }
+        };
+        let (what, effects) = match store.commit(tx).await {
+            Ok(()) => (What::Acked { id }, 1),
+            Err(CommitError::NotCommitted(error)) => (What::Failed { id, error: format!("{error:?}") }, 0),
+            Err(error) => (What::Unknown { id, error: format!("{error:?}") }, 0),
+        };
+        self.world.recorder.record(what);
+        Ok(effects)
+    }
+
+    async fn lock(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let duration = self.outage(500..4000);
+        self.note(fault, format!("{duration:?}"));
+        Ok(u64::from(self.world.store.lock_table(duration).await.is_ok()))
+    }
+
+    async fn restart(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let how = if fault == Fault::DatabaseRestart { How::Fast } else { How::Immediate };
+        let mut server = self.world.server.lock().await;
+        let server = server.as_mut().context("no server")?;
+        self.note(fault, "");
+        server.stop(how).await?;
+        sleep(self.outage(0..3000)).await;
+        server.start_again().await?;
+        Ok(1)
+    }
+
+    async fn on_the_way(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let proxy = self.world.to_database.as_ref().context("no proxy")?;
+        self.note(fault, "");
+        Ok(match fault {
+            Fault::ConnectionsCut => proxy.cut(),
+            Fault::DatabaseSlow => {
+                proxy.delay(Some(self.millis(5..200)));
+                sleep(self.millis(1000..4000)).await;
+                proxy.delay(None);
+                1
+            }
+            Fault::DatabaseHalfOpen => {
+                proxy.black_hole(true);
+                sleep(self.millis(500..5000)).await;
+                proxy.black_hole(false);
+                proxy.cut()
+            }
+            _ => {
+                let before = proxy.stats().replies_lost;
+                proxy.lose_reply_to(self.world.commit, self.rng.u32(1..20));
+                let mut lost = 0;
+                for _ in 0..100 {
+                    sleep(Duration::from_millis(100)).await;
+                    lost = proxy.stats().replies_lost - before;
+                    if lost > 0 {
+                        break;
+                    }
+                }
+                proxy.lose_no_reply();
+                lost
+            }
+        })
+    }
+
+    async fn use_up(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        // A restart would end them.
+        let _server = self.world.server.lock().await;
+        self.note(fault, "");
+        let mut taken = Vec::new();
+        let refused = loop {
+            match D::open(&self.world.direct_url, Some(1)).await {
+                Ok(store) => taken.push(store),
+                Err(error) => break error,
+            }
+        };
+        tracing::debug!(%refused, taken = taken.len(), "used up all connections");
+        sleep(self.millis(1000..4000)).await;
+        Ok(taken.len() as u64)
+    }
+
+    async fn fill_disk(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        self.note(fault, "");
+        let mut server = self.world.server.lock().await;
+        let disk = self.world.disk.lock().await;
+        let pause = self.millis(1000..4000);
+        match (server.as_mut(), disk.as_ref()) {
+            (Some(server), _) => {
+                server.fill_disk().await?;
+                sleep(pause).await;
+                server.free_disk().await?;
+            }
+            (None, Some(disk)) => {
+                disk.fill().await?;
+                sleep(pause).await;
+                disk.free()?;
+            }
+            (None, None) => return Ok(0),
+        }
+        Ok(1)
+    }
+}
+
+/// The library that gives a process another clock.
+pub(crate) fn faketime() -> Option<PathBuf> {
+    let libraries = std::fs::read_dir("/usr/lib").ok()?;
+    libraries
+        .filter_map(|entry| Some(entry.ok()?.path().join("faketime/libfaketime.so.1")))
+        .find(|library| library.exists())
+}

@@ -1,0 +1,123 @@
+//! A store that writes down how its settlements went.
+
+use std::sync::Arc;
+
+use posthaste_core::EventId;
+use posthaste_core::signal::Signal;
+use posthaste_core::store::{
+    Action, AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, NewRow, Page, Purge,
+    Record, Redrive, RelayStore, Settled, Settlement, WriteStore,
+};
+
+use crate::config::Sabotage;
+use crate::database::Database;
+use crate::history::{Recorder, What};
+
+/// A store that writes down how its settlements went, and settles without a fence if it is told to.
+#[derive(Clone)]
+pub(crate) struct Watched<D> {
+    inner: D,
+    recorder: Arc<Recorder>,
+    sabotage: Option<Sabotage>,
+}
+
+impl<D: Database> Watched<D> {
+    pub(crate) fn new(inner: D, recorder: Arc<Recorder>, sabotage: Option<Sabotage>) -> Self {
+        Self { inner, recorder, sabotage }
+    }
+}
+
+impl<D: Database> RelayStore for Watched<D> {
+    fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
+        Box::pin(async move {
+            let settled = if self.sabotage == Some(Sabotage::SettleWithoutFence) {
+                self.inner.settle_unfenced(settlements).await?;
+                vec![Settled::Applied; settlements.len()]
+            } else {
+                self.inner.settle(settlements).await?
+            };
+            self.recorder.record_all(settlements.iter().zip(&settled).map(note));
+            Ok(settled)
+        })
+    }
+
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
+        self.inner.claim(claim)
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {
+        self.inner.renew(leases)
+    }
+
+    fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        self.inner.release_all()
+    }
+
+    fn signal(&self) -> Option<Arc<dyn Signal>> {
+        self.inner.signal()
+    }
+}
+
+fn note((settlement, settled): (&Settlement, &Settled)) -> What {
+    let action = match &settlement.action {
+        Action::Done => "done",
+        Action::Retry { .. } => "retry",
+        Action::Defer { .. } => "defer",
+        Action::Dead { .. } => "dead",
+        Action::Release => "release",
+    };
+    What::Settled {
+        id: settlement.id.to_string(),
+        lease: settlement.lease.as_str().to_owned(),
+        action: action.to_owned(),
+        applied: *settled == Settled::Applied,
+    }
+}
+
+impl<D: Database> WriteStore for Watched<D> {
+    type Connection = D::Connection;
+    type Tx<'c> = D::Tx<'c>;
+    type OwnTx = D::OwnTx;
+
+    fn begin(&self) -> impl Future<Output = Result<Self::OwnTx, Error>> + Send {
+        self.inner.begin()
+    }
+
+    fn insert(
+        &self,
+        connection: &mut Self::Connection,
+        rows: &[NewRow],
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        self.inner.insert(connection, rows)
+    }
+
+    fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send {
+        self.inner.commit(tx)
+    }
+
+    fn rollback(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), Error>> + Send {
+        self.inner.rollback(tx)
+    }
+}
+
+impl<D: Database> AdminStore for Watched<D> {
+    fn counts(&self) -> BoxFuture<'_, Result<Counts, Error>> {
+        self.inner.counts()
+    }
+
+    fn find<'a>(&'a self, id: &'a EventId) -> BoxFuture<'a, Result<Option<Record>, Error>> {
+        self.inner.find(id)
+    }
+
+    fn list<'a>(&'a self, filter: &'a Filter, page: &'a Page) -> BoxFuture<'a, Result<Vec<Record>, Error>> {
+        self.inner.list(filter, page)
+    }
+
+    fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        self.inner.redrive(redrive)
+    }
+
+    fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
+        self.inner.purge(purge)
+    }
+}

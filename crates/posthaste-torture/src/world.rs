@@ -1,0 +1,267 @@
+//! Everything that takes part in a run.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use rustix::process::Signal;
+use tokio::net::TcpListener;
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::config::{Config, Kind, Role};
+use crate::database::Database;
+use crate::fault::Fault;
+use crate::history::Recorder;
+use crate::member::Member;
+use crate::plan::Plan;
+use crate::proxy::Proxy;
+use crate::role::KEYS;
+use crate::server::{self, Directory, Server, ServerOptions};
+
+/// Everything that takes part in a run.
+pub(crate) struct World<D> {
+    pub(crate) plan: Plan,
+    /// What the nemesis did.
+    pub(crate) recorder: Recorder,
+    /// The database itself, past the proxy.
+    pub(crate) store: D,
+    pub(crate) direct_url: String,
+    pub(crate) server: Mutex<Option<Server>>,
+    /// Where the file is, of a database without a server.
+    pub(crate) disk: Mutex<Option<Directory>>,
+    pub(crate) to_database: Option<Proxy>,
+    /// The bytes that ask the database to commit.
+    pub(crate) commit: &'static [u8],
+    pub(crate) to_sink: Proxy,
+    pub(crate) sink: Mutex<Member>,
+    producers: Vec<Mutex<Member>>,
+    relays: Vec<Mutex<Member>>,
+    broken: std::sync::Mutex<BTreeSet<String>>,
+}
+
+/// The size of the disk of the database: for what is there from the beginning, and for what is written in a second.
+const SMALLEST_DISK: u64 = 1 << 30;
+const DISK_PER_SECOND: u64 = 4 << 20;
+
+/// How many connections a server lets in: enough for every pool, few enough to be used up.
+const CONNECTIONS: u32 = 100;
+
+/// A database that is ready to be broken.
+pub(crate) struct Ground {
+    server: Option<Server>,
+    disk: Option<Directory>,
+    url: String,
+    /// Why its disk cannot be filled, if it cannot.
+    pub(crate) no_full_disk: Option<String>,
+}
+
+impl Ground {
+    /// Starts a server, or finds a place for a file. On a disk of its own, if that can be had.
+    pub(crate) async fn prepare(plan: &Plan) -> anyhow::Result<Self> {
+        let disk = SMALLEST_DISK + plan.seconds * DISK_PER_SECOND;
+        let kind = match plan.database {
+            Kind::Sqlite => {
+                let disk = Directory::new(Some(disk))?;
+                let url = format!("sqlite:{}", disk.path().join("torture.db").display());
+                let no_full_disk = disk.can_fill().err().map(|error| error.to_string());
+                return Ok(Self { server: None, disk: Some(disk), url, no_full_disk });
+            }
+            Kind::Postgres => server::Kind::Postgres,
+            Kind::Mariadb => server::Kind::MariaDb,
+        };
+        let options = ServerOptions::default().max_connections(CONNECTIONS).disk(disk);
+        let server = Server::start(kind, &options).await?;
+        let url = server.url().to_owned();
+        let no_full_disk = server.can_fill_disk().err().map(|error| error.to_string());
+        Ok(Self { server: Some(server), disk: None, url, no_full_disk })
+    }
+}
+
+impl<D: Database> World<D> {
+    /// Creates the tables and starts every process.
+    pub(crate) async fn create(
+        plan: Plan,
+        ground: Ground,
+        directory: &Path,
+        program: &[OsString],
+    ) -> anyhow::Result<Self> {
+        let Ground { server, disk, url: direct_url, .. } = ground;
+        let store = D::open(&direct_url, None).await.context("opening the database")?;
+        store.set_up(KEYS).await.context("creating the tables")?;
+        let (to_database, url) = match &server {
+            Some(server) => {
+                let proxy = Proxy::start(server.addr()).await?;
+                let url = server.url_at(proxy.addr());
+                (Some(proxy), url)
+            }
+            None => (None, direct_url.clone()),
+        };
+        let commit = server.as_ref().map_or(&b""[..], |server| server.kind().commit());
+        let sink_at = free_port().await?;
+        let to_sink = Proxy::start(sink_at).await?;
+        let cast = Cast { plan: &plan, directory, program, url, sink: to_sink.addr(), sink_at };
+        let producers = (1..=plan.producers).map(|number| cast.producer(number)).collect::<anyhow::Result<_>>()?;
+        let relays = (1..=plan.relays).map(|number| cast.relay(number)).collect::<anyhow::Result<_>>()?;
+        let sink = cast.sink()?;
+        let recorder = Recorder::open(&directory.join("nemesis.ndjson"), "nemesis")?;
+        let world = Self {
+            recorder,
+            store,
+            direct_url,
+            server: Mutex::new(server),
+            disk: Mutex::new(disk),
+            to_database,
+            commit,
+            to_sink,
+            sink,
+            producers,
+            relays,
+            broken: std::sync::Mutex::default(),
+            plan,
+        };
+        world.start_all().await?;
+        Ok(world)
+    }
+
+    async fn start_all(&self) -> anyhow::Result<()> {
+        let mut sink = self.sink.lock().await;
+        sink.start()?;
+        sink.wait_for_port().await?;
+        drop(sink);
+        for member in self.relays.iter().chain(&self.producers) {
+            member.lock().await.start()?;
+        }
+        Ok(())
+    }
+
+    /// Somebody for the fault to happen to, whom nobody else hurts at the same time.
+    pub(crate) async fn victim(&self, fault: Fault, rng: &mut fastrand::Rng) -> MutexGuard<'_, Member> {
+        let among = match fault {
+            Fault::ProducerKill | Fault::ProducerKillPoint => &self.producers,
+            _ => &self.relays,
+        };
+        among[rng.usize(..among.len())].lock().await
+    }
+
+    /// Notes what is broken now, for the live view.
+    pub(crate) fn broken(&self, fault: Fault, is: bool) {
+        let mut broken = self.broken.lock().expect("nobody panics here");
+        if is {
+            broken.insert(fault.name());
+        } else {
+            broken.remove(&fault.name());
+        }
+    }
+
+    /// What is broken now.
+    pub(crate) fn all_broken(&self) -> Vec<String> {
+        self.broken.lock().expect("nobody panics here").iter().cloned().collect()
+    }
+
+    /// Starts whoever ended without anybody's doing. What that means is for the checker to say.
+    pub(crate) async fn revive(&self) -> anyhow::Result<()> {
+        for member in self.relays.iter().chain(&self.producers) {
+            // One that is held is being hurt.
+            if let Ok(mut member) = member.try_lock() {
+                member.revive().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the producers in order: what they have in hand they deliver or give back.
+    pub(crate) async fn end_producers(&self) -> anyhow::Result<()> {
+        end(&self.producers).await
+    }
+
+    /// Ends everybody else.
+    pub(crate) async fn end_relays(&self) -> anyhow::Result<()> {
+        end(&self.relays).await?;
+        self.sink.lock().await.end().await
+    }
+
+    /// Stops the server.
+    pub(crate) async fn close(self) -> anyhow::Result<()> {
+        let server = self.server.into_inner();
+        drop(self.store);
+        match server {
+            Some(server) => server.close().await,
+            None => Ok(()),
+        }
+    }
+}
+
+async fn end(members: &[Mutex<Member>]) -> anyhow::Result<()> {
+    // All are asked before any is waited for.
+    for member in members {
+        let mut member = member.lock().await;
+        member.signal(Signal::CONT);
+        member.signal(Signal::TERM);
+    }
+    for member in members {
+        member.lock().await.wait_for_end().await?;
+    }
+    Ok(())
+}
+
+/// Writes the configurations.
+struct Cast<'a> {
+    plan: &'a Plan,
+    directory: &'a Path,
+    program: &'a [OsString],
+    url: String,
+    sink: SocketAddr,
+    sink_at: SocketAddr,
+}
+
+impl Cast<'_> {
+    fn config(&self, role: Role, name: String) -> Config {
+        let seed = crate::wire::hash(name.as_bytes()) ^ self.plan.seed;
+        Config {
+            role,
+            name,
+            directory: PathBuf::from(self.directory),
+            database: self.plan.database,
+            url: self.url.clone(),
+            sink: self.sink,
+            seed,
+            workload: self.plan.workload,
+            connections: None,
+            hot: false,
+            writers: 4,
+            rate: self.plan.rate / self.plan.producers as f64,
+            clock_ahead: 0,
+            sabotage: self.plan.sabotage,
+        }
+    }
+
+    fn member(&self, config: Config) -> anyhow::Result<Mutex<Member>> {
+        // A file of its own beside that of the process: a line of one cannot cut a line of the other.
+        let path = self.directory.join(format!("{}.life.ndjson", config.name));
+        let recorder = Recorder::open(&path, &config.name)?;
+        Ok(Mutex::new(Member::new(config, self.program, recorder)))
+    }
+
+    /// Every other producer leaves the delivery to the relays.
+    fn producer(&self, number: usize) -> anyhow::Result<Mutex<Member>> {
+        let config = self.config(Role::Producer, format!("producer-{number}"));
+        self.member(Config { hot: number % 2 == 1, ..config })
+    }
+
+    /// The last relay makes do with one connection.
+    fn relay(&self, number: usize) -> anyhow::Result<Mutex<Member>> {
+        let config = self.config(Role::Relay, format!("relay-{number}"));
+        let connections = (number == self.plan.relays && number > 1).then_some(1);
+        self.member(Config { connections, ..config })
+    }
+
+    fn sink(&self) -> anyhow::Result<Mutex<Member>> {
+        self.member(Config { sink: self.sink_at, ..self.config(Role::Sink, "sink".to_owned()) })
+    }
+}
+
+async fn free_port() -> anyhow::Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0").await?.local_addr()?)
+}

@@ -1,0 +1,106 @@
+//! Short runs: an honest build passes, and every sabotaged one is caught.
+
+use std::process::Output;
+
+use tempfile::TempDir;
+use tokio::process::Command;
+
+/// A run of the command, with its output.
+async fn torture(arguments: &str) -> (Output, TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_posthaste-torture"))
+        .args(arguments.split_whitespace())
+        .arg("--output")
+        .arg(directory.path())
+        .output()
+        .await
+        .unwrap();
+    (output, directory)
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+async fn is_valid(arguments: &str) {
+    let (output, directory) = torture(arguments).await;
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("VALID: every promise was kept."), "{text}");
+    // The history alone leads to the same verdict.
+    let history = directory.path().join("history.ndjson");
+    let check =
+        Command::new(env!("CARGO_BIN_EXE_posthaste-torture")).arg("check").arg(&history).output().await.unwrap();
+    assert_eq!(check.status.code(), Some(0), "{}", self::text(&check));
+    assert!(history.with_extension("html").exists());
+}
+
+/// The run is invalid, because one of these rules was broken.
+async fn is_caught(rules: &[&str], arguments: &str) {
+    let (output, _directory) = torture(arguments).await;
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let broken = |rule: &&str| text.contains(&format!("✗ {rule}"));
+    assert!(rules.iter().any(broken), "none of {rules:?} was found to be broken:\n{text}");
+}
+
+const PROCESSES: &str =
+    "--faults producer-kill,relay-kill,relay-end,sink-down,sink-hangs-up,sink-refuses,malformed-rows";
+
+#[tokio::test]
+async fn an_honest_build_is_valid_on_sqlite() {
+    is_valid(&format!("--database sqlite --seconds 8 --seed 1 {PROCESSES},table-lock,relay-stop")).await;
+}
+
+#[tokio::test]
+async fn an_honest_build_is_valid_on_postgres() {
+    let database = "database-crash,connections-cut,commit-reply-lost,table-lock,long-transaction";
+    is_valid(&format!("--database postgres --seconds 8 --seed 2 {PROCESSES},{database}")).await;
+}
+
+#[tokio::test]
+async fn an_honest_build_is_valid_on_mariadb() {
+    let database = "database-crash,connections-ended,commit-reply-lost,table-lock,long-transaction";
+    is_valid(&format!("--database mariadb --seconds 8 --seed 3 {PROCESSES},{database}")).await;
+}
+
+#[tokio::test]
+async fn without_faults_nothing_comes_twice() {
+    // No fault is asked for, and of those that are, none makes sense here.
+    is_valid("--database sqlite --seconds 3 --seed 4 --faults database-restart").await;
+}
+
+#[tokio::test]
+async fn to_mark_before_publishing_is_caught() {
+    let faults = "--faults relay-kill,producer-kill,sink-down --seconds 5 --seed 5";
+    is_caught(&["lost", "false done"], &format!("--sabotage mark-before-publish {faults}")).await;
+}
+
+#[tokio::test]
+async fn to_settle_without_a_fence_is_caught() {
+    let faults = "--faults relay-stop,sink-slow --seconds 12 --seed 6";
+    is_caught(&["fence"], &format!("--sabotage settle-without-fence {faults}")).await;
+}
+
+#[tokio::test]
+async fn to_ignore_the_acknowledgement_is_caught() {
+    let faults = "--faults sink-down,sink-refuses --seconds 5 --seed 7";
+    is_caught(&["lost", "false done"], &format!("--sabotage ignore-acknowledgement {faults}")).await;
+}
+
+#[tokio::test]
+async fn a_cursor_by_id_is_caught() {
+    let faults = "--faults long-transaction --relays 1 --seconds 8 --margin 10 --seed 8";
+    is_caught(&["lost", "stuck"], &format!("--sabotage cursor-by-id --database postgres {faults}")).await;
+}
+
+#[tokio::test]
+async fn a_directory_with_something_in_it_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("other"), "").unwrap();
+    let arguments = ["--seconds", "1", "--output"];
+    let output = Command::new(env!("CARGO_BIN_EXE_posthaste-torture")).args(arguments).arg(directory.path()).output();
+    let output = output.await.unwrap();
+    assert!(!output.status.success());
+    assert!(text(&output).contains("is not empty"), "{}", text(&output));
+}
