@@ -98,7 +98,11 @@ impl<D: Database> World<D> {
             }
             None => (None, direct_url.clone()),
         };
-        let commit = server.as_ref().map_or(&b""[..], |server| server.kind().commit());
+        // What the store says to PostgreSQL is a little more than what sqlx would.
+        let commit = match plan.database {
+            Kind::Postgres => b"; COMMIT AND CHAIN",
+            _ => server::Kind::MariaDb.commit(),
+        };
         let sink_at = free_port().await?;
         let to_sink = Proxy::start(sink_at).await?;
         let cast = Cast { plan: &plan, directory, program, url, sink: to_sink.addr(), sink_at };
