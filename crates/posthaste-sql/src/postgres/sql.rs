@@ -44,10 +44,11 @@ macro_rules! held {
     };
 }
 
-/// Which rows a claim takes, in their order. A range with both ends looks narrow to the planner. So it walks the index in
-/// order, whatever it knows of the table, instead of fetching and sorting all that is pending.
+/// Which rows a claim takes, in their order. A range with both ends looks narrow to the planner, and a limit that it does not
+/// see makes it reckon with few of those. So it walks the index in order, and merges what the indexes of partitions say,
+/// whatever it knows of the table, instead of fetching and sorting all that is pending.
 macro_rules! claimable {
-    ($since:literal, $limit:literal) => {
+    ($since:literal) => {
         concat!(
             "FROM {table} \
              WHERE status IN (0, 2) \
@@ -55,9 +56,7 @@ macro_rules! claimable {
              AND created_at <= (SELECT clock_timestamp() - $2) AND created_at >= ",
             $since,
             " AND (locked_by IS NULL OR locked_at IS NULL OR locked_at <= (SELECT clock_timestamp() - $3)) \
-             ORDER BY available_at, seq LIMIT ",
-            $limit,
-            " FOR UPDATE SKIP LOCKED"
+             ORDER BY available_at, seq LIMIT (SELECT $4::bigint) FOR UPDATE SKIP LOCKED"
         )
     };
 }
@@ -119,7 +118,7 @@ pub(super) const DIALECT: Dialect = Dialect {
 
         claim: concat!(
             "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE seq = ANY (ARRAY(SELECT seq ",
-            claimable!("'-infinity'", "$4"),
+            claimable!("'-infinity'"),
             ")) ",
             planned_anew!("$5"),
             "RETURNING ",
@@ -216,12 +215,11 @@ pub(super) const SETTLE_AND_DELETE_DONE: &str = concat!(
 
 /// Leases rows of a table in partitions that were inserted since a moment, and returns them. Partitions in which none of them
 /// is are not searched for their numbers. Numbers are unique within a partition only, so it is looked at the status, too:
-/// nothing that is done comes back. The planner does not see the limit, and reckons with few of the rows; so it merges what
-/// the indexes of the partitions say, instead of fetching and sorting all that is pending. When the next row becomes
-/// available is not told, since all partitions have to be asked for that.
+/// nothing that is done comes back. When the next row becomes available is not told, since all partitions have to be asked
+/// for that.
 pub(super) const CLAIM_FROM_PARTITIONS: &str = concat!(
     "WITH taken AS MATERIALIZED (SELECT seq, created_at ",
-    claimable!("$6", "(SELECT $4)"),
+    claimable!("$6"),
     ") UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) \
      WHERE seq = ANY (ARRAY(SELECT seq FROM taken)) AND status + 0 NOT IN (1, 3) AND created_at >= $6 \
      AND created_at >= (SELECT min(created_at) FROM taken) AND created_at <= (SELECT max(created_at) FROM taken) ",
