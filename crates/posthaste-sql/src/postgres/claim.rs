@@ -62,7 +62,8 @@ impl PgStore {
         claimed.next_in = match count {
             _ if count == claim.limit => None,
             0 => self.next_in(connection).await?,
-            _ if self.partitioned.is_some() => self.next_in(connection).await?,
+            // What was taken counts, whether this can be answered or not.
+            _ if self.partitioned.is_some() => self.next_in(connection).await.ok().flatten(),
             _ => taken.next_in,
         };
         Ok(claimed)

@@ -6,7 +6,7 @@ mod since;
 mod sql;
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use posthaste_core::store::{Error, Maintained, Purge};
@@ -93,13 +93,24 @@ pub(super) struct Partitioned {
     partitions: Partitions,
     /// Which partitions there is work in.
     pub(super) since: Since,
-    /// How many pending rows each old partition was seen to hold, so that each number is told once.
+    /// How many rows stood in the way of making or dropping each partition, so that each number is told once.
     stuck: Mutex<HashMap<String, i64>>,
 }
 
 impl Partitioned {
     pub(super) fn new(partitions: Partitions) -> Self {
         Self { partitions, since: Since::new(partitions.longest()), stuck: Mutex::default() }
+    }
+
+    /// Whether it was not told yet that so many rows stand in the way of that partition.
+    fn is_news(&self, partition: &str, rows: i64) -> bool {
+        let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
+        stuck.insert(partition.to_owned(), rows) != Some(rows)
+    }
+
+    /// Nothing stands in its way any more.
+    fn forget(&self, partition: &str) {
+        self.stuck.lock().unwrap_or_else(PoisonError::into_inner).remove(partition);
     }
 
     /// The moment before which rows are deleted one by one, given before and after how long rows are kept. A partition is
@@ -109,6 +120,13 @@ impl Partitioned {
         let before = format!(" AND created_at < (date_trunc('{unit}', (now() - ");
         (before, format!(") AT TIME ZONE 'UTC') - INTERVAL '1 {unit}') AT TIME ZONE 'UTC'"))
     }
+}
+
+/// The owner of the table, this role, both quoted, and whether it may act as the owner.
+struct Owner {
+    owner: String,
+    user: String,
+    may_act: bool,
 }
 
 impl PgStore {
@@ -155,10 +173,8 @@ impl PgStore {
     async fn begin_as_owner<'c>(&self, connection: &'c mut PgConnection) -> Result<Transaction<'c, Postgres>, Error> {
         let mut tx = connection.begin().await.map_err(|error| self.fault(error))?;
         sqlx::raw_sql(sql::ALONE).execute(&mut *tx).await.map_err(|error| self.fault(error))?;
-        let owner = sqlx::query_as(AssertSqlSafe(DIALECT.fill(sql::OWNER, self.table())));
-        let owner: Option<(String, String, bool)> =
-            owner.fetch_optional(&mut *tx).await.map_err(|error| self.fault(error))?;
-        if let Some((owner, user, false)) = owner {
+        let Owner { owner, user, may_act } = self.owner(&mut tx).await?;
+        if !may_act {
             return Err(Error::Refused(
                 format!(
                     "partitions of {} are made and dropped by its owner, which {user} is not: GRANT {owner} TO {user}, \
@@ -168,11 +184,17 @@ impl PgStore {
                 .into(),
             ));
         }
-        sqlx::raw_sql(AssertSqlSafe(DIALECT.fill(sql::BE_OWNER, self.table())))
+        sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL ROLE {owner}")))
             .execute(&mut *tx)
             .await
             .map_err(|error| self.fault(error))?;
         Ok(tx)
+    }
+
+    async fn owner(&self, connection: &mut PgConnection) -> Result<Owner, Error> {
+        let query = sqlx::query_as(AssertSqlSafe(DIALECT.fill(sql::OWNER, self.table())));
+        let (owner, user, may_act) = query.fetch_one(connection).await.map_err(|error| self.fault(error))?;
+        Ok(Owner { owner, user, may_act })
     }
 
     /// A connection that does not go back to the pool: dropped half-way, it ends with its transaction.

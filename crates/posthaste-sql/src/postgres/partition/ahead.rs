@@ -37,12 +37,7 @@ impl PgStore {
     pub(in super::super) async fn make_partitions(&self, partitioned: &Partitioned) -> Result<Maintained, Error> {
         self.expect_partitions().await?;
         let mut made = Maintained::default();
-        let missing = {
-            let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;
-            !self.missing(&mut connection, partitioned).await?.is_empty()
-                || self.may_have_fallen(&mut connection).await?
-        };
-        if !missing {
+        if !self.has_to_make(partitioned).await? {
             return Ok(made);
         }
         let mut connection = self.own_connection().await?;
@@ -52,7 +47,7 @@ impl PgStore {
             let mut tx = self.begin_as_owner(&mut connection).await?;
             let missing = self.missing(&mut tx, partitioned).await?;
             let Some(piece) = missing.get(passed_by) else { break };
-            match self.make(&mut tx, piece).await? {
+            match self.make(&mut tx, partitioned, piece).await? {
                 Some(moved) => {
                     tx.commit().await.map_err(|error| self.fault(error))?;
                     made = Maintained { made: made.made + 1, moved: made.moved + moved, ..made };
@@ -65,7 +60,7 @@ impl PgStore {
             let mut tx = self.begin_as_owner(&mut connection).await?;
             let Some(piece) = self.fallen(&mut tx, partitioned, after).await? else { break };
             after = piece.upper;
-            if let Some(moved) = self.make(&mut tx, &piece).await? {
+            if let Some(moved) = self.make(&mut tx, partitioned, &piece).await? {
                 tx.commit().await.map_err(|error| self.fault(error))?;
                 made = Maintained { made: made.made + 1, moved: made.moved + moved, ..made };
             }
@@ -81,9 +76,17 @@ impl PgStore {
         partitioned: &Partitioned,
     ) -> Result<(), Error> {
         for piece in self.missing(connection, partitioned).await? {
-            self.make(connection, &piece).await?;
+            self.make(connection, partitioned, &piece).await?;
         }
         Ok(())
+    }
+
+    /// Whether there is anything to make, as far as anybody can tell. Rows that have fallen are delivered all the same, so
+    /// nobody is told of them who could not move them.
+    async fn has_to_make(&self, partitioned: &Partitioned) -> Result<bool, Error> {
+        let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;
+        Ok(!self.missing(&mut connection, partitioned).await?.is_empty()
+            || self.may_have_fallen(&mut connection).await? && self.owner(&mut connection).await?.may_act)
     }
 
     async fn missing(&self, connection: &mut PgConnection, partitioned: &Partitioned) -> Result<Vec<Piece>, Error> {
@@ -113,7 +116,12 @@ impl PgStore {
     }
 
     /// Makes one, and says how many rows moved there; or leaves it, when they are too many.
-    async fn make(&self, connection: &mut PgConnection, piece: &Piece) -> Result<Option<u64>, Error> {
+    async fn make(
+        &self,
+        connection: &mut PgConnection,
+        partitioned: &Partitioned,
+        piece: &Piece,
+    ) -> Result<Option<u64>, Error> {
         let fill = |template: &str| {
             let template = DIALECT.fill(template, self.table()).replace("{partition}", &piece.name);
             AssertSqlSafe(template.replace("{lower}", &piece.lower_text).replace("{upper}", &piece.upper_text))
@@ -132,18 +140,25 @@ impl PgStore {
             if to_move > 0 {
                 let query = sqlx::query(fill(sql::MOVE)).bind(piece.lower).bind(piece.upper).persistent(false);
                 moved = query.execute(&mut *connection).await?.rows_affected();
+                if sqlx::query_scalar(fill(sql::NOTHING_LEFT)).fetch_one(&mut *connection).await? {
+                    sqlx::raw_sql(fill(sql::SHRINK)).execute(&mut *connection).await?;
+                }
             }
             sqlx::raw_sql(fill(sql::ATTACH)).execute(&mut *connection).await?;
             Ok(Some(moved))
         };
         let made = steps.await.map_err(|error| self.fault(error))?;
         match made {
-            Some(moved) => tracing::info!(partition = piece.name, moved, "partition made"),
-            None => tracing::warn!(
+            Some(moved) => {
+                tracing::info!(partition = piece.name, moved, "partition made");
+                partitioned.forget(&piece.name);
+            }
+            None if partitioned.is_news(&piece.name, MOST_MOVED) => tracing::warn!(
                 partition = piece.name,
                 "partition not made: too many rows are in the partition for everything else by now; they stay there, \
                  are delivered from there, and are deleted one by one when they are old"
             ),
+            None => {}
         }
         Ok(made)
     }

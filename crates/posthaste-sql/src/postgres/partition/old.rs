@@ -1,7 +1,5 @@
 //! Dropping partitions in which everything is old.
 
-use std::sync::PoisonError;
-
 use posthaste_core::store::{Error, Purge};
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Connection};
@@ -100,13 +98,11 @@ const UNDEFINED_TABLE: &str = "42P01";
 impl Partitioned {
     /// Says what became of a partition; if it stays, once for each number of pending rows.
     fn tell(&self, name: &str, verdict: Verdict) {
-        let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = stuck.remove(name);
         match verdict {
             Verdict::Drop => tracing::info!(partition = name, "old partition dropped"),
             Verdict::Later => tracing::debug!(partition = name, "old partition holds rows that are kept for longer"),
             Verdict::Pending(pending) => {
-                if before != Some(pending) {
+                if self.is_news(name, pending) {
                     tracing::warn!(
                         partition = name,
                         pending,
@@ -114,8 +110,9 @@ impl Partitioned {
                          deleted from it one by one"
                     );
                 }
-                stuck.insert(name.to_owned(), pending);
+                return;
             }
         }
+        self.forget(name);
     }
 }

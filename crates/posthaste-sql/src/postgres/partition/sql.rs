@@ -39,10 +39,6 @@ pub(super) const OWNER: &str = "SELECT quote_ident(pg_get_userbyid(relowner)), q
                                 pg_has_role(current_user, relowner, 'MEMBER') \
                                 FROM pg_class WHERE oid = to_regclass('{table}')";
 
-/// Acts as the owner until the transaction ends.
-pub(super) const BE_OWNER: &str = "SELECT set_config('role', pg_get_userbyid(relowner), true) FROM pg_class \
-                                   WHERE oid = to_regclass('{table}')";
-
 /// The partitions that are missing from now on, up to so many ahead. Where some are there of another length, the rest of the
 /// time after them.
 pub(super) const MISSING: &str = concat!(
@@ -98,6 +94,12 @@ pub(super) const CREATE: &str = "CREATE TABLE {partition} (LIKE {table} INCLUDIN
 pub(super) const MOVE: &str = "WITH fallen AS (DELETE FROM {schema}\"{name}_default\" \
                                WHERE created_at >= $1 AND created_at < $2 RETURNING *) \
                                INSERT INTO {partition} SELECT * FROM fallen";
+
+/// Whether nothing else is left where they were.
+pub(super) const NOTHING_LEFT: &str = "SELECT NOT EXISTS (SELECT FROM {schema}\"{name}_default\")";
+
+/// Takes its pages as well, so that [`MAY_HAVE_FALLEN`] says no again. Everybody is kept out already.
+pub(super) const SHRINK: &str = "TRUNCATE ONLY {schema}\"{name}_default\"";
 
 /// Makes it a partition. SHARE UPDATE EXCLUSIVE on the table lets writers and readers pass; ACCESS EXCLUSIVE on the partition
 /// for everything else holds relays up for as long as it takes to walk that one, which is empty as a rule.

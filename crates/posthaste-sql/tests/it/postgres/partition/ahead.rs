@@ -84,6 +84,9 @@ async fn rows_without_a_partition_are_delivered_and_moved_with_their_leases() {
     let maintained = store.maintain(&Purge::default()).await.unwrap();
     assert_eq!(maintained, Maintained { made: 4, moved: 2, dropped: 0 });
     assert_eq!(fallen(&store).await, 0);
+    let pages: i64 =
+        sqlx::query_scalar("SELECT pg_relation_size('outbox_event_default')").fetch_one(store.pool()).await.unwrap();
+    assert_eq!(pages, 0, "it is not looked for rows there any more");
     assert_eq!(place(&store, "b").await, name_of(&store, 0).await);
     let settled = store.settle(&settle_all(&lease, &claimed, &Action::Done)).await.unwrap();
     assert_eq!(settled, [Settled::Lost, Settled::Applied], "the lease has moved with the row");
