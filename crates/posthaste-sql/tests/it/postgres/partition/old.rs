@@ -1,10 +1,13 @@
 //! Retention by dropping what is old as a whole.
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use posthaste_core::store::{AdminStore, Error, Purge, RelayStore};
 use posthaste_core::{Delivery, Options, Outbox};
 use sqlx::Connection;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
 
 use super::super::support::{Database, claim, eventually, sql, write};
 use super::{DAY, daily, fallen, forget, insert, make, name_of, names};
@@ -70,6 +73,57 @@ async fn old_partitions_are_dropped_unless_something_in_them_is_needed() {
     sql(&store, "UPDATE outbox_event SET status = 1, done_at = now() - INTERVAL '3 days' WHERE event_id = 'new'").await;
     assert_eq!(store.maintain(&two_days()).await.unwrap().dropped, 1);
     assert_eq!(all_ids(&database).await, ["done 01", "done late", "failed", "leased"]);
+}
+
+/// What is warned of, with its values.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        struct Text(String);
+        impl Visit for Text {
+            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{}={value:?} ", field.name());
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[tokio::test]
+async fn an_old_partition_with_pending_rows_is_warned_of_once_for_each_number() {
+    let database = Database::new().await;
+    let store = daily(&database).await;
+    make(&store, 9).await;
+    insert(&store, "a", NEW, 9, None).await;
+    let name = name_of(&store, 9).await;
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    for pending in [1, 2] {
+        for _ in 0..3 {
+            assert_eq!(store.maintain(&two_days()).await.unwrap().dropped, 0);
+        }
+        let told = std::mem::take(&mut *warnings.0.lock().unwrap());
+        let [told] = &told[..] else { panic!("{told:?}") };
+        assert!(told.contains(&name) && told.contains(&format!("pending={pending} ")), "{told}");
+        insert(&store, &format!("another {pending}"), RETRY, 9, None).await;
+    }
 }
 
 #[tokio::test]
