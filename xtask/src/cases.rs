@@ -11,7 +11,9 @@ use crate::matrix::Matrix;
 use crate::suite;
 
 /// The stores that must pass the suite. A store's tests are in a module of its name.
-const STORES: &[&str] = &["memory", "sqlite", "postgres", "mariadb"];
+///
+/// `partitioned` is the store on PostgreSQL with a table in partitions.
+const STORES: &[&str] = &["memory", "sqlite", "postgres", "partitioned", "mariadb"];
 
 pub(crate) fn run() -> Result<ExitCode> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask is a directory of the repository")?;

@@ -9,7 +9,10 @@ use crate::suite::{Case, Exemption, TITLE_WIDTH, Test};
 pub(crate) const EVENT: &str = "event";
 const STORELESS_PART: char = 'A';
 
-const WIDTH: usize = 80;
+const WIDTH: usize = 100;
+
+/// The longest name of a store.
+const STORE_WIDTH: usize = 11;
 
 pub(crate) struct Matrix {
     stores: &'static [&'static str],
@@ -124,10 +127,10 @@ impl Matrix {
             writeln!(f, "\nexempt:")?;
         }
         for exemption in &self.exemptions {
-            let label = format!("  {:2}  {:8}  ", exemption.case, exemption.store);
+            let label = format!("  {:2}  {:STORE_WIDTH$}  ", exemption.case, exemption.store);
             for (index, line) in wrap(&exemption.reason, WIDTH - label.len()).enumerate() {
                 let label = if index == 0 { &label } else { "" };
-                writeln!(f, "{label:16}{line}")?;
+                writeln!(f, "{label:0$}{line}", 8 + STORE_WIDTH)?;
             }
         }
         Ok(())
@@ -145,7 +148,7 @@ impl Matrix {
                 }
             }
             let cases = self.cases.len();
-            writeln!(f, "{store:8}  {cases} cases: {tested} tested, {exempt} exempt, {holes} holes")?;
+            writeln!(f, "{store:STORE_WIDTH$}  {cases} cases: {tested} tested, {exempt} exempt, {holes} holes")?;
         }
         Ok(())
     }
@@ -221,10 +224,10 @@ B  2  rollback                                      1       2
 C  3  names                                    exempt       1
 
 exempt:
-   3  memory    has no table to name
+   3  memory       has no table to name
 
-memory    3 cases: 2 tested, 1 exempt, 0 holes
-sqlite    3 cases: 3 tested, 0 exempt, 0 holes
+memory       3 cases: 2 tested, 1 exempt, 0 holes
+sqlite       3 cases: 3 tested, 0 exempt, 0 holes
 ";
         assert_eq!(matrix.to_string(), expected);
     }
@@ -273,11 +276,11 @@ sqlite    3 cases: 3 tested, 0 exempt, 0 holes
     }
 
     #[test]
-    fn four_stores_fit_the_width() {
+    fn five_stores_fit_the_width() {
         let cases = format!("1 | A | {}", "x".repeat(TITLE_WIDTH));
         let reason = "a reason that goes on ".repeat(9);
         let matrix = Matrix::new(
-            &["memory", "sqlite", "postgres", "mariadb"],
+            &["memory", "sqlite", "postgres", "partitioned", "mariadb"],
             parse_cases(&cases).unwrap(),
             parse_exemptions(&format!("1 | postgres | {reason}")).unwrap(),
             &[],

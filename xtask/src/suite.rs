@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The widest title that leaves room for the columns of four stores in 80 characters.
+/// The widest title that leaves room for the columns of five stores in 100 characters.
 pub(crate) const TITLE_WIDTH: usize = 32;
 
 #[derive(Debug, PartialEq, Eq)]

@@ -269,7 +269,7 @@ pub async fn case_36_scheduled<F: Fixture>(fixture: F) {
     let store = fixture.store();
     ended(&store, "done", Action::Done).await;
     ended(&store, "dead", dead()).await;
-    fixture.advance(HOUR).await;
+    fixture.advance(HOUR + F::KEPT_LONGER).await;
     ended(&store, "young", Action::Done).await;
     let options = Options { retention_done: Some(HOUR), ..no_interval() };
     let (outbox, meter) = start(store.clone(), options, |_: Delivery| async {}).await;
@@ -279,7 +279,7 @@ pub async fn case_36_scheduled<F: Fixture>(fixture: F) {
     assert_eq!(listed(&store, Filter::default()).await, ["dead", "young"]);
 
     insert(&store, &[crate::rows::event_with_id("new")]).await;
-    fixture.advance(HOUR).await;
+    fixture.advance(HOUR + F::KEPT_LONGER).await;
     insert(&store, &[crate::rows::event_with_id("newer")]).await;
     let options = Options { retention_any: Some(HOUR), ..no_interval() };
     let meter = Meter::new();

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, NewRow, Page, Purge, Record,
-    Redrive, RelayStore, Settled, Settlement, WriteStore,
+    AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, Maintained, NewRow, Page, Purge,
+    Record, Redrive, RelayStore, Settled, Settlement, WriteStore,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -245,5 +245,13 @@ impl<S: AdminStore> AdminStore for Faulty<S> {
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
         self.inner.purge(purge)
+    }
+
+    fn has_parts(&self) -> bool {
+        self.inner.has_parts()
+    }
+
+    fn maintain<'a>(&'a self, kept: &'a Purge) -> BoxFuture<'a, Result<Maintained, Error>> {
+        self.inner.maintain(kept)
     }
 }

@@ -15,7 +15,7 @@ use sqlx::{ColumnIndex, Decode, Row, Type};
 
 pub use mariadb::MariaDbFixture;
 pub use memory::MemoryFixture;
-pub use postgres::PgFixture;
+pub use postgres::{PartitionedFixture, PgFixture};
 pub use sqlite::SqliteFixture;
 
 /// A transaction that somebody else began.
@@ -31,6 +31,9 @@ pub trait Fixture: Sized + Send + Sync + 'static {
 
     /// How many rows the backlog of case 58 has: as many as this store drains in a few seconds of a debug build.
     const BACKLOG: usize;
+
+    /// How much longer than it was told the scheduled retention may keep rows: until they can be dropped together.
+    const KEPT_LONGER: Duration = Duration::ZERO;
 
     /// A fresh, empty store.
     fn create() -> impl Future<Output = Self> + Send;

@@ -64,7 +64,8 @@ pub mod nodes;
 
 pub use faulty::{Call, Fault, Faults, Faulty};
 pub use fixture::{
-    Fixture, ForeignTx, MariaDbFixture, MemoryFixture, PgFixture, Polled, Served, SqliteFixture, Tables, Value,
+    Fixture, ForeignTx, MariaDbFixture, MemoryFixture, PartitionedFixture, PgFixture, Polled, Served, SqliteFixture,
+    Tables, Value,
 };
 pub use meter::{Meter, Tally};
 pub use outboxes::{no_interval, start};

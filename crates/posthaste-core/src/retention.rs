@@ -1,4 +1,4 @@
-//! Deletes old rows, round after round, for as long as the outbox lives.
+//! Deletes old rows and looks after the parts of the table, round after round, for as long as the outbox lives.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::listener::chain;
 use crate::metrics::{self, Metrics};
 use crate::options::Options;
 use crate::retry::Jitter;
-use crate::store::{AdminStore, Error, Purge, contained};
+use crate::store::{AdminStore, Error, Maintained, Purge, contained};
 
 /// The task that deletes what is kept long enough. Dropped, it ends where it is.
 pub(crate) struct Retention {
@@ -21,14 +21,14 @@ pub(crate) struct Retention {
 }
 
 impl Retention {
-    /// Starts it, unless every row is to be kept for ever.
+    /// Starts it, unless every row is to be kept for ever in a table without parts.
     pub(crate) fn start(
         store: impl AdminStore,
         options: &Options,
         metrics: Arc<dyn Metrics>,
         jitter: Jitter,
     ) -> Option<Self> {
-        let kept = options.retention()?;
+        let kept = options.retention().or_else(|| store.has_parts().then(Purge::default))?;
         let (stop, mut task) = (CancellationToken::new(), JoinSet::new());
         let (metrics, interval) = (Arc::new(metrics::Contained(metrics)), options.retention_interval);
         let rounds = Rounds { store, kept, interval, metrics, jitter, stop: stop.clone() };
@@ -61,11 +61,23 @@ struct Rounds<S> {
 impl<S: AdminStore> Rounds<S> {
     async fn run(self) {
         while !self.stop.is_cancelled() {
+            self.maintain().await;
             self.round().await;
             // Spread, so that nodes that started together do not go on deleting at the same moment.
             tokio::select! {
                 () = sleep(self.interval.mul_f64(self.jitter.factor())) => {}
                 () = self.stop.cancelled() => {}
+            }
+        }
+    }
+
+    /// Makes and drops parts of the table, where it has parts. What fails is left to the next round.
+    async fn maintain(&self) {
+        match contained(async { self.store.maintain(&self.kept).await }).await {
+            Ok(Maintained { made: 0, moved: 0, dropped: 0 }) => {}
+            Ok(Maintained { made, moved, dropped }) => info!(made, moved, dropped, "parts of the table looked after"),
+            Err(error) => {
+                warn!(error = %chain(&error), "parts of the table not looked after; trying again in the next round");
             }
         }
     }
@@ -102,6 +114,7 @@ impl<S: AdminStore> Rounds<S> {
             done_after: longer(self.kept.done_after),
             dead_after: longer(self.kept.dead_after),
             any_after: longer(self.kept.any_after),
+            by_parts: true,
             chunk: self.kept.chunk,
         };
         contained(async { self.store.purge(&purge).await }).await

@@ -21,7 +21,7 @@ use crate::time::Timestamp;
 
 pub(crate) use contained::{Contained, contained};
 
-pub use admin::{AdminStore, Counts, Cursor, Filter, Order, Page, Purge, Record, Redrive};
+pub use admin::{AdminStore, Counts, Cursor, Filter, Maintained, Order, Page, Purge, Record, Redrive};
 pub use error::{CommitError, Error};
 pub use row::{RawRow, cut_error};
 

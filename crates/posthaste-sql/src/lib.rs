@@ -43,7 +43,7 @@ mod url;
 #[cfg(feature = "mysql")]
 pub use mysql::{MySqlStore, MySqlTx};
 #[cfg(feature = "postgres")]
-pub use postgres::PgStore;
+pub use postgres::{Partitions, PgStore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteStore, SqliteTx};
 pub use table::TableName;

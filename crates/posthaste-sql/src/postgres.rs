@@ -6,6 +6,7 @@ mod fault;
 mod insert;
 mod migrate;
 mod moment;
+mod partition;
 mod row;
 mod settle;
 mod signal;
@@ -29,7 +30,10 @@ use crate::failover::{Failover, Writable};
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
-use sql::{CHANNEL, DIALECT, INSERT_ONE, NOTIFY, SETTLE_AND_DELETE_DONE};
+use partition::Partitioned;
+use sql::{CHANNEL, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, NOTIFY, SETTLE_AND_DELETE_DONE};
+
+pub use partition::Partitions;
 
 /// Connections of a pool of ours: a relay needs two or three, the rest is for transactions.
 const CONNECTIONS: u32 = 10;
@@ -60,6 +64,7 @@ pub struct PgStore {
     sql: Arc<Statements>,
     wake_ups: bool,
     deletes_done: bool,
+    partitioned: Option<Arc<Partitioned>>,
 }
 
 /// Everything made from the name of the table.
@@ -67,6 +72,7 @@ struct Statements {
     table: TableName,
     slots: Slots<SqlStr>,
     insert_one: SqlStr,
+    claim_from_partitions: SqlStr,
     settle_and_delete_done: SqlStr,
     notify: SqlStr,
     channel: String,
@@ -77,6 +83,7 @@ impl Statements {
         Self {
             slots: DIALECT.statements(&table),
             insert_one: DIALECT.statement(INSERT_ONE, &table),
+            claim_from_partitions: DIALECT.statement(CLAIM_FROM_PARTITIONS, &table),
             settle_and_delete_done: DIALECT.statement(SETTLE_AND_DELETE_DONE, &table),
             notify: DIALECT.statement(NOTIFY, &table),
             channel: DIALECT.fill(CHANNEL, &table),
@@ -91,7 +98,8 @@ impl PgStore {
     /// A relay that is woken by other processes keeps one more connection, with the options of the pool.
     pub fn new(pool: PgPool) -> Self {
         let sql = Arc::new(Statements::new(TableName::default()));
-        Self { pool, failover: Failover::default(), sql, wake_ups: true, deletes_done: false }
+        let (failover, partitioned) = (Failover::default(), None);
+        Self { pool, failover, sql, wake_ups: true, deletes_done: false, partitioned }
     }
 
     /// A store at a `postgres:` URL, with a pool of up to 10 connections.
@@ -165,6 +173,19 @@ impl PgStore {
         self
     }
 
+    /// The same store with a table in partitions by the moment of insert, see [`Partitions`]. [`migrate`](Self::migrate)
+    /// creates it; a plain table does not become one.
+    ///
+    /// An outbox then makes partitions ahead of time, and its retention drops a partition when all of it is old, instead of
+    /// deleting row by row. For that it has to connect as the owner of the table, or as a member of that role.
+    ///
+    /// The price is that an id is unique within a partition only: an event that is written again with the same id, while
+    /// another partition is current, is not refused but delivered again. Default: one plain table.
+    pub fn partitioned(mut self, partitions: Partitions) -> Self {
+        self.partitioned = Some(Arc::new(Partitioned::new(partitions)));
+        self
+    }
+
     /// Closes all connections.
     pub async fn close(&self) {
         self.pool.close().await;
@@ -232,7 +253,7 @@ impl RelayStore for PgStore {
     }
 
     fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
-        Box::pin(self.retrying(|| self.try_settle(settlements)))
+        Box::pin(self.settle_all(settlements))
     }
 
     fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {

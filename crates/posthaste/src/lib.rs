@@ -11,10 +11,10 @@ pub use posthaste_core::{
     Poller, Receipt, Registry, RetryPolicy, Status, Timestamp, Transaction, Verdict, WriteError, WriteHook,
 };
 
-#[cfg(feature = "postgres")]
-pub use posthaste_sql::PgStore;
 #[cfg(feature = "mysql")]
 pub use posthaste_sql::{MySqlStore, MySqlTx};
+#[cfg(feature = "postgres")]
+pub use posthaste_sql::{Partitions, PgStore};
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use posthaste_sql::{Scheme, TableName, detect};
 #[cfg(feature = "sqlite")]

@@ -12,6 +12,12 @@ mod memory {
     posthaste_conformance::store_tests!(posthaste_conformance::MemoryFixture);
 }
 
+mod partitioned {
+    posthaste_conformance::store_tests!(posthaste_conformance::PartitionedFixture);
+    posthaste_conformance::table_tests!(posthaste_conformance::PartitionedFixture);
+    posthaste_conformance::server_tests!(posthaste_conformance::PartitionedFixture);
+}
+
 mod postgres {
     posthaste_conformance::store_tests!(posthaste_conformance::PgFixture);
     posthaste_conformance::table_tests!(posthaste_conformance::PgFixture);

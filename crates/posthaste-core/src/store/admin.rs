@@ -23,6 +23,22 @@ pub trait AdminStore: Send + Sync + 'static {
 
     /// Deletes old rows. Works on one chunk, and says how many rows it deleted; it is over when that is none.
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>>;
+
+    /// Whether the table is kept in parts by age, such as partitions, so that [`maintain`](Self::maintain) has something to
+    /// do even where every row is kept for ever. Default: no.
+    fn has_parts(&self) -> bool {
+        false
+    }
+
+    /// Looks after a table that is kept in parts by age: makes the parts that will be needed next, and drops those in which
+    /// everything is old. An outbox calls it at its start and then with each round of its retention, in every process.
+    /// Default: does nothing.
+    ///
+    /// # Cancellation
+    /// Safe: each part was made or dropped as a whole, or not at all.
+    fn maintain<'a>(&'a self, _kept: &'a Purge) -> BoxFuture<'a, Result<Maintained, Error>> {
+        Box::pin(std::future::ready(Ok(Maintained::default())))
+    }
 }
 
 /// How many rows there are of each status.
@@ -175,6 +191,10 @@ pub struct Purge {
     /// A database may look for them in the order of their numbers, and end where rows are young: one whose moment of insert
     /// was set by hand, out of order, is then deleted once those before it are.
     pub any_after: Option<Duration>,
+    /// Whether rows are left alone that will soon be dropped with the whole part of the table that they are in, see
+    /// [`AdminStore::maintain`]. They then stay for up to the length of two parts longer. Default false: an operator who
+    /// purges gets what was asked for. Without parts it makes no difference.
+    pub by_parts: bool,
     /// The most rows to delete in one call. Default 1000, so that locks are short.
     pub chunk: usize,
 }
@@ -182,6 +202,17 @@ pub struct Purge {
 impl Default for Purge {
     /// Deletes nothing: each kind of row is kept unless it is said how long.
     fn default() -> Self {
-        Self { done_after: None, dead_after: None, any_after: None, chunk: 1000 }
+        Self { done_after: None, dead_after: None, any_after: None, by_parts: false, chunk: 1000 }
     }
+}
+
+/// What [`AdminStore::maintain`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Maintained {
+    /// Parts that were made.
+    pub made: u64,
+    /// Rows that were moved to the part where they belong.
+    pub moved: u64,
+    /// Parts that were dropped with all their rows.
+    pub dropped: u64,
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use posthaste_core::store::{
-    AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, NewRow, Page, Purge, Record,
-    Redrive, RelayStore, Settled, Settlement, WriteStore,
+    AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, Maintained, NewRow, Page, Purge,
+    Record, Redrive, RelayStore, Settled, Settlement, WriteStore,
 };
 use posthaste_core::{Delivery, Event, EventId, MemoryStore, Metrics, Options, Outbox};
 use tokio::sync::watch;
@@ -82,7 +82,7 @@ async fn nothing_is_deleted_unasked_nor_after_the_end() {
 #[tokio::test(start_paused = true)]
 async fn a_purge_that_fails_or_panics_is_tried_in_the_next_round() {
     let memory = MemoryStore::new();
-    let store = Shaky { memory: memory.clone(), calls: watch::Sender::new(0) };
+    let store = Shaky::new(memory.clone(), false);
     let mut calls = store.calls.subscribe();
     let options = keeping_done(Duration::ZERO);
     let outbox = Outbox::builder(store).options(options).listen_all(|_: Delivery| async {}).start().await.unwrap();
@@ -92,11 +92,42 @@ async fn a_purge_that_fails_or_panics_is_tried_in_the_next_round() {
     outbox.shutdown().await;
 }
 
-/// A store whose first purge fails and whose second panics.
+#[tokio::test(start_paused = true)]
+async fn parts_are_looked_after_in_every_round_even_if_all_is_kept_and_whatever_fails() {
+    let listener = |_: Delivery| async {};
+    for options in [Options::default(), keeping_done(HOUR)] {
+        let store = Shaky::new(MemoryStore::new(), true);
+        let mut maintained = store.maintained.subscribe();
+        let started_at = tokio::time::Instant::now();
+        let kept = options.retention_done;
+        let outbox = Outbox::builder(store.clone()).options(options).listen_all(listener).start().await.unwrap();
+        maintained.wait_for(|rounds| rounds.len() == 1).await.unwrap();
+        assert_eq!(started_at.elapsed(), Duration::ZERO, "at the start");
+        maintained.wait_for(|rounds| rounds.len() == 4).await.unwrap();
+        assert!(started_at.elapsed() > Duration::from_secs(60), "then in each round");
+        outbox.shutdown().await;
+        assert!(maintained.borrow().iter().all(|purge| purge.done_after == kept));
+    }
+    let store = Shaky::new(MemoryStore::new(), false);
+    let outbox = Outbox::builder(store.clone()).listen_all(listener).start().await.unwrap();
+    tokio::time::sleep(HOUR).await;
+    outbox.shutdown().await;
+    assert_eq!(store.maintained.borrow().len(), 0, "there are no parts, and nothing is deleted");
+}
+
+/// A store whose first purge fails and whose second panics, and whose parts, if it has any, do the same.
 #[derive(Clone)]
 struct Shaky {
     memory: MemoryStore,
     calls: watch::Sender<u32>,
+    parts: bool,
+    maintained: watch::Sender<Vec<Purge>>,
+}
+
+impl Shaky {
+    fn new(memory: MemoryStore, parts: bool) -> Self {
+        Self { memory, calls: watch::Sender::new(0), parts, maintained: watch::Sender::new(Vec::new()) }
+    }
 }
 
 impl WriteStore for Shaky {
@@ -162,6 +193,19 @@ impl AdminStore for Shaky {
             1 => Box::pin(async { Err(Error::Refused("no".into())) }),
             2 => panic!("the store is broken"),
             _ => self.memory.purge(purge),
+        }
+    }
+
+    fn has_parts(&self) -> bool {
+        self.parts
+    }
+
+    fn maintain<'a>(&'a self, kept: &'a Purge) -> BoxFuture<'a, Result<Maintained, Error>> {
+        self.maintained.send_modify(|maintained| maintained.push(kept.clone()));
+        match self.maintained.borrow().len() {
+            1 => Box::pin(async { Err(Error::Refused("no".into())) }),
+            2 => panic!("the store is broken"),
+            _ => Box::pin(async { Ok(Maintained { made: 1, ..Maintained::default() }) }),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, Counts, Cursor, Error, Filter, Order, Page, Purge, Record, Redrive, Status,
+    AdminStore, BoxFuture, Counts, Cursor, Error, Filter, Maintained, Order, Page, Purge, Record, Redrive, Status,
 };
 use sqlx::QueryBuilder;
 use sqlx::postgres::Postgres;
@@ -61,10 +61,18 @@ impl AdminStore for PgStore {
                 if left <= 0 {
                     break;
                 }
-                purged += self.retrying(|| self.run(self.purge_query(&purgeable, left))).await?;
+                purged += self.retrying(|| self.run(self.purge_query(&purgeable, purge.by_parts, left))).await?;
             }
             Ok(purged)
         })
+    }
+
+    fn has_parts(&self) -> bool {
+        self.partitioned.is_some()
+    }
+
+    fn maintain<'a>(&'a self, kept: &'a Purge) -> BoxFuture<'a, Result<Maintained, Error>> {
+        Box::pin(self.try_maintain(kept))
     }
 }
 
@@ -113,10 +121,14 @@ impl PgStore {
         all
     }
 
-    fn purge_query(&self, purgeable: &Purgeable, chunk: i64) -> QueryBuilder<Postgres> {
+    fn purge_query(&self, purgeable: &Purgeable, by_parts: bool, chunk: i64) -> QueryBuilder<Postgres> {
         let mut query = QueryBuilder::new(self.sql.slots.purge.as_str());
         query.push(self.sql.slots.purgeable.as_str()).push(&purgeable.condition);
         query.push(" <= (SELECT clock_timestamp() - ").push_bind(interval(purgeable.kept)).push(")");
+        if let (true, Some(partitioned)) = (by_parts, &self.partitioned) {
+            let (before, after) = partitioned.purged_before();
+            query.push(before).push_bind(interval(purgeable.kept)).push(after);
+        }
         query.push(purgeable.order).push(" LIMIT ").push_bind(chunk).push(LOCK);
         query
     }

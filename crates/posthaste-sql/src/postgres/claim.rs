@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
-use posthaste_core::EventId;
 use posthaste_core::store::{Claim, Claimed, Lease};
+use posthaste_core::{EventId, Timestamp};
 use sqlx::postgres::PgConnection;
 use tokio::time::Instant;
 
@@ -19,54 +19,93 @@ const SOON: Duration = Duration::from_millis(5);
 /// The longest that a statement takes to the server. The clocks of both are not compared.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
+/// Before anything was inserted.
+const BEGINNING: Timestamp = Timestamp::from_micros(i64::MIN);
+
+/// Rows that were leased, and in how long the next one becomes available.
+#[derive(Default)]
+struct Take {
+    rows: Vec<row::Taken>,
+    next_in: Option<Duration>,
+}
+
 impl PgStore {
     pub(super) async fn try_claim(&self, claim: &Claim) -> Result<Claimed, sqlx::Error> {
         if claim.limit == 0 {
             return Ok(Claimed::default());
         }
-        let mut connection = self.acquire().await?;
+        let connection = &mut *self.acquire().await?;
         let sent_at = Instant::now();
-        let query = sqlx::query(self.sql.slots.claim.clone())
-            .bind(claim.lease.as_str())
-            .bind(interval(claim.skip_recent))
-            .bind(interval(claim.lease_duration))
-            .bind(limit(claim.limit))
-            .bind(true);
-
-        let mut taken = Vec::new();
-        let mut next_in = None;
-        {
-            let mut rows = query.fetch(&mut *connection);
-            while let Some(row) = rows.try_next().await? {
-                if taken.is_empty() {
-                    // The same in every row.
-                    next_in = row::next_in(&row)?;
-                }
-                taken.push(row::taken(&row)?);
+        let since = self.partitioned.as_ref().and_then(|partitioned| partitioned.since.claimed(claim.limit));
+        let mut taken = self.take(connection, claim, since).await?;
+        if since.is_some() && taken.rows.len() < claim.limit {
+            // There may be more in older partitions. If they cannot be asked, what was taken counts all the same.
+            let rest = Claim { limit: claim.limit - taken.rows.len(), ..claim.clone() };
+            match self.take(connection, &rest, None).await {
+                Ok(more) => taken.rows.extend(more.rows),
+                Err(error) => tracing::debug!(table = %self.table(), %error, "old partitions could not be asked"),
             }
         }
         // RETURNING promises no order.
-        taken.sort_unstable_by_key(|taken| (taken.available_at, taken.seq));
+        taken.rows.sort_unstable_by_key(|taken| (taken.available_at, taken.seq));
 
-        let count = taken.len();
+        let count = taken.rows.len();
         let mut claimed = Claimed::default();
         claimed.rows.reserve(count);
-        for taken in taken {
+        for taken in taken.rows {
             match taken.row {
                 Ok(row) => claimed.rows.push(row),
                 Err(malformed) => claimed.malformed.push(malformed),
             }
         }
         claimed.next_in = match count {
-            0 => self.next_in(&mut connection, claim, sent_at).await?,
             _ if count == claim.limit => None,
-            _ => next_in,
+            0 => self.next_in(connection, claim, sent_at).await?,
+            // What was taken counts, whether this can be answered or not.
+            _ if self.partitioned.is_some() => self.next_in(connection, claim, sent_at).await.ok().flatten(),
+            _ => taken.next_in,
         };
         Ok(claimed)
     }
 
-    /// In how long to look again after a claim that found nothing. Soon, if something has become due since it looked, or
-    /// is locked: nobody else may be looking.
+    /// Leases rows; of a table in partitions, those that were inserted since a moment.
+    async fn take(
+        &self,
+        connection: &mut PgConnection,
+        claim: &Claim,
+        since: Option<Timestamp>,
+    ) -> Result<Take, sqlx::Error> {
+        let sql = if self.partitioned.is_some() { &self.sql.claim_from_partitions } else { &self.sql.slots.claim };
+        let mut query = sqlx::query(sql.clone())
+            .bind(claim.lease.as_str())
+            .bind(interval(claim.skip_recent))
+            .bind(interval(claim.lease_duration))
+            .bind(limit(claim.limit))
+            .bind(true);
+        if self.partitioned.is_some() {
+            query = query.bind(Moment(since.unwrap_or(BEGINNING)));
+        }
+        let mut take = Take::default();
+        let mut rows = query.fetch(&mut *connection);
+        while let Some(row) = rows.try_next().await? {
+            if take.rows.is_empty() {
+                // The same in every row.
+                take.next_in = row::next_in(&row)?;
+            }
+            take.rows.push(row::taken(&row)?);
+        }
+        if let Some(partitioned) = &self.partitioned {
+            partitioned.since.taken(
+                since,
+                take.rows.iter().map(|row| row.created_at.0).min(),
+                claim.limit == take.rows.len(),
+            );
+        }
+        Ok(take)
+    }
+
+    /// In how long to look again after a claim that was not full. Soon, if something has become due since it looked, or is
+    /// locked: nobody else may be looking.
     async fn next_in(
         &self,
         connection: &mut PgConnection,
@@ -77,6 +116,9 @@ impl PgStore {
             .bind(interval(sent_at.elapsed() + ON_ITS_WAY))
             .bind(interval(claim.skip_recent));
         let (next, Moment(now)) = query.fetch_one(connection).await?;
+        if let Some(partitioned) = &self.partitioned {
+            partitioned.since.worked_on(now);
+        }
         Ok(next.map(|Moment(next)| next.since(now).max(SOON)))
     }
 

@@ -64,14 +64,17 @@ pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(DatabaseError::code).is_some_and(|code| code == READ_ONLY)
 }
 
-/// What a refused insert says if it was refused because an id is taken.
+/// What a refused insert says if it was refused because an id is taken, in the table or in a partition of it.
 pub(super) fn duplicate<'e>(error: &'e sqlx::Error, table: &TableName) -> Option<&'e PgDatabaseError> {
     let error = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
-    let key = error.constraint()?.strip_suffix("_pkey")?;
-    (error.code() == UNIQUE_VIOLATION && key == table.name()).then_some(error)
+    let taken = error.code() == UNIQUE_VIOLATION && error.constraint()?.ends_with("_pkey");
+    let part = error.table()?.strip_prefix(table.name())?;
+    let is_part = |start: &str| !start.is_empty() && start.bytes().all(|digit| digit.is_ascii_digit());
+    let ours = part.is_empty() || part == "_default" || part.strip_prefix("_p").is_some_and(is_part);
+    (taken && ours).then_some(error)
 }
 
-const MIGRATE: &str = "run the migrations first";
+pub(super) const MIGRATE: &str = "run the migrations first";
 const NOT_OURS: &str = "these migrations did not make it, so rename it or choose another name for the table";
 
 // https://www.postgresql.org/docs/current/errcodes-appendix.html

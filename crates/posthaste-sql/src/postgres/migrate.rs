@@ -5,28 +5,40 @@ use sqlx::Connection;
 use sqlx::postgres::PgConnection;
 
 use super::PgStore;
-use super::sql::{DIALECT, LOCK_MIGRATION, MIGRATIONS, WAKE_TRIGGER};
-use crate::migrate::{pending, script};
+use super::fault::MIGRATE;
+use super::sql::{DIALECT, IS_PARTITIONED, LOCK_MIGRATION, MIGRATIONS, PARTITIONED_MIGRATIONS, WAKE_TRIGGER};
+use crate::migrate::{Migration, pending, script};
 
 impl PgStore {
     /// Creates the table, or upgrades it, in one transaction. Does nothing when it is up to date. Several processes may
-    /// do this at once.
+    /// do this at once. Makes the partitions that are missing, if the store is [`partitioned`](Self::partitioned).
     ///
     /// # Errors
-    /// [`Error::Schema`] when the table was made by a newer release, or by somebody else, or when its schema is missing.
+    /// [`Error::Schema`] when the table was made by a newer release, or by somebody else, or when its schema is missing; or
+    /// when it is a plain table and the store is `partitioned`. A store that is not works with a table in partitions, too.
     ///
     /// # Cancellation
     /// Safe: nothing has happened, or all of it.
     pub async fn migrate(&self) -> Result<(), Error> {
-        self.alone(async |connection| self.migrate_in(connection).await).await
+        self.alone(async |connection| self.migrate_in(connection).await).await?;
+        let Some(partitioned) = &self.partitioned else { return Ok(()) };
+        match self.make_partitions(partitioned).await {
+            Err(Error::Busy(error)) => {
+                // Everything works without them, and the outbox tries again.
+                tracing::warn!(table = %self.table(), %error, "partitions not made ahead");
+                Ok(())
+            }
+            made => made.map(drop),
+        }
     }
 
     async fn migrate_in(&self, connection: &mut PgConnection) -> Result<(), Error> {
         let (table, slots) = (self.table(), &self.sql.slots);
         let create_history = sqlx::raw_sql(slots.create_history.clone()).execute(&mut *connection);
         create_history.await.map_err(|error| self.fault(error))?;
+        let migrations = self.migrations(connection).await?;
         let applied = self.applied(connection).await?;
-        for (version, migration) in pending(MIGRATIONS, applied, table)? {
+        for (version, migration) in pending(migrations, applied, table)? {
             kill_point!("migrate.before");
             let sql = DIALECT.statement(migration.sql, table);
             sqlx::raw_sql(sql).execute(&mut *connection).await.map_err(|error| self.fault(error))?;
@@ -36,12 +48,51 @@ impl PgStore {
             record.execute(&mut *connection).await.map_err(|error| self.fault(error))?;
             tracing::info!(%table, version, name = migration.name, "applied a migration");
         }
-        Ok(())
+        match &self.partitioned {
+            // Nobody can see the table yet, so no lock is waited for.
+            Some(partitioned) if applied == 0 => self.make_first_partitions(connection, partitioned).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// The migrations of the table that is there, or of the one that is to be.
+    async fn migrations(&self, connection: &mut PgConnection) -> Result<&'static [Migration], Error> {
+        match (self.is_partitioned(connection).await?, self.partitioned.is_some()) {
+            (Some(false), true) => Err(self.not_partitioned()),
+            (Some(true), _) | (None, true) => Ok(PARTITIONED_MIGRATIONS),
+            (Some(false) | None, false) => Ok(MIGRATIONS),
+        }
+    }
+
+    async fn is_partitioned(&self, connection: &mut PgConnection) -> Result<Option<bool>, Error> {
+        let query = sqlx::query_scalar(DIALECT.statement(IS_PARTITIONED, self.table()));
+        query.fetch_one(connection).await.map_err(|error| self.fault(error))
+    }
+
+    /// Fails unless the table is in partitions.
+    pub(super) async fn expect_partitions(&self) -> Result<(), Error> {
+        let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;
+        match self.is_partitioned(&mut connection).await? {
+            Some(true) => Ok(()),
+            Some(false) => Err(self.not_partitioned()),
+            None => {
+                Err(Error::Schema { table: self.table().to_string(), reason: format!("it does not exist; {MIGRATE}") })
+            }
+        }
+    }
+
+    fn not_partitioned(&self) -> Error {
+        let reason =
+            "it is a plain table, and this store was told that it has partitions; leave `partitioned` out, or \
+                      rename the table, migrate, and copy its rows"
+                .to_owned();
+        Error::Schema { table: self.table().to_string(), reason }
     }
 
     /// The SQL of every migration, from an empty database on, without touching the database.
     pub fn migration_sql(&self) -> String {
-        script(&DIALECT, self.table(), (1..).zip(MIGRATIONS))
+        let migrations = if self.partitioned.is_some() { PARTITIONED_MIGRATIONS } else { MIGRATIONS };
+        script(&DIALECT, self.table(), (1..).zip(migrations))
     }
 
     /// The SQL that [`migrate`](Self::migrate) would carry out now; empty when the table is up to date.
@@ -55,7 +106,8 @@ impl PgStore {
             Err(Error::Schema { .. }) => 0,
             applied => applied?,
         };
-        Ok(script(&DIALECT, self.table(), pending(MIGRATIONS, applied, self.table())?))
+        let migrations = self.migrations(&mut connection).await?;
+        Ok(script(&DIALECT, self.table(), pending(migrations, applied, self.table())?))
     }
 
     async fn applied(&self, connection: &mut PgConnection) -> Result<i64, Error> {

@@ -43,6 +43,7 @@ mod column {
 pub(super) struct Taken {
     pub(super) available_at: Moment,
     pub(super) seq: i64,
+    pub(super) created_at: Moment,
     pub(super) row: Result<ClaimedRow, Malformed>,
 }
 
@@ -51,6 +52,7 @@ pub(super) fn taken(row: &PgRow) -> Result<Taken, sqlx::Error> {
     let available_at: Moment = row.try_get(column::AVAILABLE_AT)?;
     let Moment(claimed_at) = row.try_get(column::CLAIMED_AT)?;
     let seq = row.try_get(column::SEQ)?;
+    let created_at = row.try_get(column::CREATED_AT)?;
     let raw = raw(row)?;
     let attempts = attempts(row)?;
     let id = EventId::from_row(&raw.event_id);
@@ -58,7 +60,7 @@ pub(super) fn taken(row: &PgRow) -> Result<Taken, sqlx::Error> {
         (Ok(event), Ok(attempts)) => Ok(ClaimedRow { seq, event, attempts, lag: claimed_at.since(available_at.0) }),
         (Err(reason), _) | (_, Err(reason)) => Err(Malformed { id, reason }),
     };
-    Ok(Taken { available_at, seq, row })
+    Ok(Taken { available_at, seq, created_at, row })
 }
 
 /// In how long the next row becomes available, as a claimed row tells it.

@@ -2,19 +2,40 @@
 
 use std::collections::HashSet;
 
-use posthaste_core::store::{Action, Settled, Settlement, Status, cut_error};
+use posthaste_core::Timestamp;
+use posthaste_core::store::{Action, Error, Settled, Settlement, Status, cut_error};
 use sqlx::postgres::types::PgInterval;
+use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
 use super::PgStore;
-use super::moment::interval;
+use super::moment::{Moment, interval};
+use super::sql::HELD;
 
 impl PgStore {
+    /// Settles where the rows are likely to be, then what was not found there wherever it is.
+    pub(super) async fn settle_all(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, Error> {
+        let since = self.partitioned.as_ref().and_then(|partitioned| partitioned.since.settled());
+        let mut settled = self.retrying(|| self.try_settle(settlements, since)).await?;
+        let lost: Vec<_> = (0..settled.len()).filter(|place| settled[*place] == Settled::Lost).collect();
+        if since.is_some() && !lost.is_empty() {
+            let rest: Vec<_> = lost.iter().map(|place| settlements[*place].clone()).collect();
+            for (place, again) in lost.into_iter().zip(self.retrying(|| self.try_settle(&rest, None)).await?) {
+                settled[place] = again;
+            }
+        }
+        Ok(settled)
+    }
+
     /// One statement, so that it happens as a whole or not at all.
-    pub(super) async fn try_settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, sqlx::Error> {
+    async fn try_settle(
+        &self,
+        settlements: &[Settlement],
+        since: Option<Timestamp>,
+    ) -> Result<Vec<Settled>, sqlx::Error> {
         let mut settled = vec![Settled::Lost; settlements.len()];
         // Each round is a statement. There is one, unless a row is settled twice.
         for round in rounds(settlements) {
-            for place in self.settle_round(&round).await? {
+            for place in self.settle_round(&round, since).await? {
                 // Places of rows count from one.
                 let place = usize::try_from(place - 1).expect("a place in an array");
                 settled[round[place].0] = Settled::Applied;
@@ -23,10 +44,16 @@ impl PgStore {
         Ok(settled)
     }
 
-    /// Settles rows of which no two are the same. The places of those that were.
-    async fn settle_round(&self, round: &[(usize, &Settlement)]) -> Result<Vec<i64>, sqlx::Error> {
+    /// Settles rows of which no two are the same, inserted since then if that is given. The places of those that were.
+    async fn settle_round(
+        &self,
+        round: &[(usize, &Settlement)],
+        since: Option<Timestamp>,
+    ) -> Result<Vec<i64>, sqlx::Error> {
         let leases: Vec<_> = round.iter().map(|(_, settlement)| settlement.lease.as_str()).collect();
-        let query = if round.iter().all(|(_, settlement)| settlement.action == Action::Done) {
+        let inserted =
+            |sql: &SqlStr, parameter| if since.is_some() { inserted_since(sql, parameter) } else { sql.clone() };
+        let mut query = if round.iter().all(|(_, settlement)| settlement.action == Action::Done) {
             let slots = &self.sql.slots;
             let (by_seq, by_id) = if self.deletes_done {
                 (&slots.delete_done_by_seq, &slots.delete_done)
@@ -35,15 +62,15 @@ impl PgStore {
             };
             let seqs: Option<Vec<_>> = round.iter().map(|(_, settlement)| settlement.seq).collect();
             match seqs {
-                Some(seqs) => sqlx::query_scalar(by_seq.clone()).bind(seqs),
-                None => sqlx::query_scalar(by_id.clone()).bind(ids(round)),
+                Some(seqs) => sqlx::query_scalar(inserted(by_seq, 4)).bind(seqs),
+                None => sqlx::query_scalar(inserted(by_id, 4)).bind(ids(round)),
             }
             .bind(leases)
             .bind(true)
         } else {
             let changes: Vec<_> = round.iter().map(|(_, settlement)| change(&settlement.action)).collect();
             let sql = if self.deletes_done { &self.sql.settle_and_delete_done } else { &self.sql.slots.settle_other };
-            sqlx::query_scalar(sql.clone())
+            sqlx::query_scalar(inserted(sql, 8))
                 .bind(ids(round))
                 .bind(leases)
                 .bind(true)
@@ -52,8 +79,18 @@ impl PgStore {
                 .bind(changes.iter().map(|change| change.delay).collect::<Vec<_>>())
                 .bind(changes.into_iter().map(|change| change.error).collect::<Vec<_>>())
         };
+        if let Some(since) = since {
+            query = query.bind(Moment(since));
+        }
         query.fetch_all(&mut *self.acquire().await?).await
     }
+}
+
+/// The same settlement of rows that were inserted since a moment, which is the parameter with that number.
+fn inserted_since(sql: &SqlStr, parameter: usize) -> SqlStr {
+    let (held, held_since) = HELD;
+    let sql = sql.as_str().replace(held, &held_since.replace("{since}", &format!("${parameter}")));
+    AssertSqlSafe(sql).into_sql_str()
 }
 
 /// The settlements with their places, in rounds: the second settlement of a row must find what the first one made of it.

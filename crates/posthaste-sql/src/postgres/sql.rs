@@ -44,6 +44,23 @@ macro_rules! held {
     };
 }
 
+/// Which rows a claim takes, in their order. A range with both ends looks narrow to the planner, and a limit that it does not
+/// see makes it reckon with few of those. So it walks the index in order, and merges what the indexes of partitions say,
+/// whatever it knows of the table, instead of fetching and sorting all that is pending.
+macro_rules! claimable {
+    ($since:literal) => {
+        concat!(
+            "FROM {table} \
+             WHERE status IN (0, 2) \
+             AND available_at <= (SELECT clock_timestamp()) AND available_at >= '-infinity' \
+             AND created_at <= (SELECT clock_timestamp() - $2) AND created_at >= ",
+            $since,
+            " AND (locked_by IS NULL OR locked_at IS NULL OR locked_at <= (SELECT clock_timestamp() - $3)) \
+             ORDER BY available_at, seq LIMIT (SELECT $4::bigint) FOR UPDATE SKIP LOCKED"
+        )
+    };
+}
+
 /// What makes a row DONE.
 macro_rules! done {
     () => {
@@ -99,16 +116,10 @@ pub(super) const DIALECT: Dialect = Dialect {
         // The error of a refused insert says it, and nothing else can be asked in that transaction.
         taken: "",
 
-        // A range with both ends looks narrow to the planner. So it walks the index in order, whatever it knows of the
-        // table, instead of fetching and sorting all that is pending.
         claim: concat!(
-            "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE seq = ANY (ARRAY(\
-                SELECT seq FROM {table} \
-                WHERE status IN (0, 2) \
-                AND available_at <= (SELECT clock_timestamp()) AND available_at >= '-infinity' \
-                AND created_at <= (SELECT clock_timestamp() - $2) AND created_at >= '-infinity' \
-                AND (locked_by IS NULL OR locked_at IS NULL OR locked_at <= (SELECT clock_timestamp() - $3)) \
-                ORDER BY available_at, seq LIMIT $4 FOR UPDATE SKIP LOCKED)) ",
+            "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE seq = ANY (ARRAY(SELECT seq ",
+            claimable!("'-infinity'"),
+            ")) ",
             planned_anew!("$5"),
             "RETURNING ",
             event_columns!(),
@@ -207,6 +218,27 @@ pub(super) const SETTLE_AND_DELETE_DONE: &str = concat!(
     ") SELECT place FROM deleted UNION ALL SELECT place FROM changed"
 );
 
+/// Leases rows of a table in partitions that were inserted since a moment, and returns them. Partitions in which none of them
+/// is are not searched for their numbers. Numbers are unique within a partition only, so it is looked at the status, too:
+/// nothing that is done comes back. When the next row becomes available is not told, since all partitions have to be asked
+/// for that.
+pub(super) const CLAIM_FROM_PARTITIONS: &str = concat!(
+    "WITH taken AS MATERIALIZED (SELECT seq, created_at ",
+    claimable!("$6"),
+    ") UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) \
+     WHERE seq = ANY (ARRAY(SELECT seq FROM taken)) AND status + 0 NOT IN (1, 3) AND created_at >= $6 \
+     AND created_at >= (SELECT min(created_at) FROM taken) AND created_at <= (SELECT max(created_at) FROM taken) ",
+    planned_anew!("$5"),
+    "RETURNING ",
+    event_columns!(),
+    ", locked_at, NULL::timestamptz"
+);
+
+/// What a settlement says of the rows in general, and for rows that were inserted since a moment, whose place among the
+/// parameters is still to be put in.
+pub(super) const HELD: (&str, &str) =
+    ("AND t.locked_by = s.lease ", "AND t.created_at >= {since} AND t.locked_by = s.lease ");
+
 /// One row.
 pub(super) const INSERT_ONE: &str = concat!(
     insert_into!(),
@@ -227,5 +259,13 @@ pub(super) const CHANNEL: &str = "posthaste_{name}";
 /// See [`PgStore::wake_trigger_sql`](super::PgStore::wake_trigger_sql).
 pub(super) const WAKE_TRIGGER: &str = include_str!("sql/wake_trigger.sql");
 
+/// Whether the table is in partitions; NULL when there is none.
+pub(super) const IS_PARTITIONED: &str =
+    "SELECT (SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('{table}'))";
+
 pub(super) const MIGRATIONS: &[Migration] =
     &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];
+
+/// Of a table in partitions, with the same versions.
+pub(super) const PARTITIONED_MIGRATIONS: &[Migration] =
+    &[Migration { name: "create the partitioned table", sql: include_str!("sql/1_create_the_partitioned_table.sql") }];

@@ -4,6 +4,7 @@ mod cancel;
 mod fault;
 mod migration;
 mod outage;
+mod partition;
 mod plan;
 mod relay;
 mod roles;

@@ -2,8 +2,8 @@
 
 use posthaste_core::store::{Action, AdminStore, Filter, Page, Purge, Redrive, RelayStore};
 use posthaste_core::{Event, Outbox};
-use posthaste_sql::PgStore;
-use sqlx::{Connection, Row};
+use posthaste_sql::{Partitions, PgStore};
+use sqlx::{AssertSqlSafe, Connection, Row};
 
 use super::support::{Database, claim, within, write};
 use crate::support::{claim_of, cut_short, event, settle_all};
@@ -105,4 +105,23 @@ async fn an_operators_calls_leave_no_open_transaction() {
     cut_everywhere(store, async || store.purge(&purge).await.unwrap()).await;
     let other = async |polls| store.clone().with_table(&format!("t{polls}")).unwrap();
     cut_everywhere_after(store, other, async |other| other.migrate().await.unwrap()).await;
+}
+
+#[tokio::test]
+async fn maintenance_leaves_no_open_transaction_and_no_half_partition() {
+    let database = Database::new().await;
+    let store = database.store_of_one().await.with_table("parts").unwrap().partitioned(Partitions::daily());
+    store.migrate().await.unwrap();
+    let count = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'parts'::regclass";
+    let forget = "SELECT format('DROP TABLE %s', inhrelid::regclass) FROM pg_inherits \
+                  WHERE inhparent = 'parts'::regclass ORDER BY inhrelid::regclass::text DESC LIMIT 1";
+    let forget = async |_| {
+        // One that was cut may have come to its end on the server, or may still be about to.
+        while store.maintain(&Purge::default()).await.is_err() {}
+        let forget: String = sqlx::query_scalar(forget).fetch_one(store.pool()).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(forget)).execute(store.pool()).await.unwrap();
+    };
+    cut_everywhere_after(&store, forget, async |()| store.maintain(&Purge::default()).await).await;
+    let parts: i64 = sqlx::query_scalar(count).fetch_one(store.pool()).await.unwrap();
+    assert_eq!(parts, 5);
 }
