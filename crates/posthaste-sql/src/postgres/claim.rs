@@ -1,7 +1,7 @@
 //! Leasing rows, and keeping leases.
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::TryStreamExt;
 use posthaste_core::store::{Claim, Claimed, Lease};
@@ -11,6 +11,9 @@ use sqlx::postgres::PgConnection;
 use super::moment::{Moment, interval};
 use super::{PgStore, fault, row};
 use crate::admin::limit;
+
+/// How much longer than a claim took it is looked back for what it may have missed: statements wait for their turn.
+const MISSED: Duration = Duration::from_secs(1);
 
 /// Before anything was inserted.
 const BEGINNING: Timestamp = Timestamp::from_micros(i64::MIN);
@@ -37,6 +40,7 @@ impl PgStore {
     }
 
     async fn claim_on(&self, connection: &mut PgConnection, claim: &Claim) -> Result<Claimed, sqlx::Error> {
+        let started_at = Instant::now();
         let since = self.partitioned.as_ref().and_then(|partitioned| partitioned.since.claimed(claim.limit));
         let mut taken = self.take(connection, claim, since).await?;
         if since.is_some() && taken.rows.len() < claim.limit {
@@ -61,9 +65,11 @@ impl PgStore {
         }
         claimed.next_in = match count {
             _ if count == claim.limit => None,
-            0 => self.next_in(connection).await?,
+            0 => self.next_in(connection, claim, started_at.elapsed()).await?,
             // What was taken counts, whether this can be answered or not.
-            _ if self.partitioned.is_some() => self.next_in(connection).await.ok().flatten(),
+            _ if self.partitioned.is_some() => {
+                self.next_in(connection, claim, started_at.elapsed()).await.unwrap_or(Some(Duration::ZERO))
+            }
             _ => taken.next_in,
         };
         Ok(claimed)
@@ -105,8 +111,16 @@ impl PgStore {
         Ok(take)
     }
 
-    async fn next_in(&self, connection: &mut PgConnection) -> Result<Option<Duration>, sqlx::Error> {
-        let query = sqlx::query_as::<_, (Option<Moment>, Moment)>(self.sql.slots.next_available.clone());
+    /// In how long the next row becomes available, after a claim that took that long.
+    async fn next_in(
+        &self,
+        connection: &mut PgConnection,
+        claim: &Claim,
+        took: Duration,
+    ) -> Result<Option<Duration>, sqlx::Error> {
+        let query = sqlx::query_as::<_, (Option<Moment>, Moment)>(self.sql.slots.next_available.clone())
+            .bind(interval(took + MISSED))
+            .bind(interval(claim.skip_recent));
         let (next, Moment(now)) = query.fetch_one(connection).await?;
         if let Some(partitioned) = &self.partitioned {
             partitioned.since.worked_on(now);

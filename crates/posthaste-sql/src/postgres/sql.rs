@@ -126,7 +126,11 @@ pub(super) const DIALECT: Dialect = Dialect {
             ", locked_at, ",
             next_available!()
         ),
-        next_available: concat!("SELECT ", next_available!(), ", clock_timestamp()"),
+        // Also what has become available since the claim before, which did not find it: nobody would come back for that.
+        next_available: "SELECT (SELECT min(available_at) FROM {table} \
+                         WHERE status IN (0, 2) AND available_at > (SELECT clock_timestamp() - $1) \
+                         AND (available_at > (SELECT clock_timestamp()) \
+                         OR (locked_by IS NULL AND created_at <= (SELECT clock_timestamp() - $2)))), clock_timestamp()",
 
         settle_done_by_seq: concat!(
             "UPDATE {table} AS t ",
