@@ -78,7 +78,8 @@ pub struct Options {
     #[serde(with = "compact::optional")]
     pub count_interval: Option<Duration>,
     /// How long DONE rows are kept after they became DONE. Default: for ever, since they are yours, and nobody can tell who
-    /// else reads them. A table that grows for ever gets slower to back up before it gets slower to deliver from.
+    /// else reads them. A table that grows for ever gets slower to back up before it gets slower to deliver from. A store
+    /// that drops old rows by whole partitions may keep them for up to two partitions longer, here and below.
     #[serde(with = "compact::optional")]
     pub retention_done: Option<Duration>,
     /// How long DEAD rows are kept after they became DEAD. Default: for ever, since a DEAD row is the only trace of an

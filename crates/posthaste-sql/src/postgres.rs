@@ -154,6 +154,8 @@ impl PgStore {
     /// [`Error::Config`], saying what is allowed, for names that are not plain identifiers.
     pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
         self.sql = Arc::new(Statements::new(TableName::parse(table)?));
+        // What is known of the partitions of one table says nothing of another's.
+        self.partitioned = self.partitioned.map(|partitioned| Arc::new(partitioned.anew()));
         Ok(self)
     }
 

@@ -62,7 +62,7 @@ impl PgStore {
             _ if count == claim.limit => None,
             0 => self.next_in(connection, claim, sent_at).await?,
             // What was taken counts, whether this can be answered or not.
-            _ if self.partitioned.is_some() => self.next_in(connection, claim, sent_at).await.ok().flatten(),
+            _ if self.partitioned.is_some() => self.next_in(connection, claim, sent_at).await.unwrap_or(Some(SOON)),
             _ => taken.next_in,
         };
         Ok(claimed)

@@ -102,6 +102,11 @@ impl Partitioned {
         Self { partitions, since: Since::new(partitions.longest()), stuck: Mutex::default() }
     }
 
+    /// The same partitions, of which nothing is known.
+    pub(super) fn anew(&self) -> Self {
+        Self::new(self.partitions)
+    }
+
     /// Whether it was not told yet that so many rows stand in the way of that partition.
     fn is_news(&self, partition: &str, rows: i64) -> bool {
         let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);

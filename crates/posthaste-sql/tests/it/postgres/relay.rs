@@ -4,9 +4,17 @@ use std::time::Duration;
 
 use posthaste_core::EventId;
 use posthaste_core::store::{Action, AdminStore, Lease, RelayStore, Settled, Settlement, Status};
+use posthaste_sql::{Partitions, PgStore};
 
 use super::support::{Database, claim, sql, write};
 use crate::support::{event, ids, settle_all};
+
+/// A store with another table, in partitions.
+async fn partitioned(database: &Database) -> PgStore {
+    let store = database.empty().await.with_table("parts").unwrap().partitioned(Partitions::daily());
+    store.migrate().await.unwrap();
+    store
+}
 
 #[tokio::test]
 async fn a_batch_is_answered_row_by_row_in_its_order_even_with_repeated_ids() {
@@ -97,6 +105,24 @@ async fn claims_pass_by_rows_that_somebody_has_locked() {
     assert_eq!(ids(&claim(&store, 10).await.1), ["a", "c"]);
     tx.rollback().await.unwrap();
     assert_eq!(ids(&claim(&store, 10).await.1), ["b"]);
+}
+
+#[tokio::test]
+async fn what_a_claim_has_just_missed_is_come_back_for_but_not_what_is_in_hand() {
+    let database = Database::new().await;
+    for store in [database.store().await, partitioned(&database).await] {
+        write(&store, ["a", "b"].map(event)).await;
+        assert_eq!(ids(&claim(&store, 1).await.1), ["a"]);
+        let mut tx = store.pool().begin().await.unwrap();
+        let lock = format!("SELECT 1 FROM {} WHERE event_id = 'b' FOR UPDATE", store.table());
+        sqlx::query(sqlx::AssertSqlSafe(lock)).execute(&mut *tx).await.unwrap();
+        let missed = claim(&store, 10).await.1;
+        assert_eq!(missed.rows.len(), 0);
+        assert!(missed.next_in.is_some_and(|soon| soon < Duration::from_millis(100)), "{:?}", missed.next_in);
+        tx.rollback().await.unwrap();
+        assert_eq!(ids(&claim(&store, 10).await.1), ["b"]);
+        assert_eq!(claim(&store, 10).await.1.next_in, None);
+    }
 }
 
 #[tokio::test]
