@@ -15,7 +15,7 @@ use crate::listener::{Path, chain};
 use crate::metrics::Metrics;
 use crate::queue::Queues;
 use crate::retry::{Jitter, RetryPolicy};
-use crate::store::{Action, RelayStore, Settled, Settlement};
+use crate::store::{Action, Lease, RelayStore, Settled, Settlement};
 use crate::wake::Wake;
 
 /// An outcome that a worker hands over.
@@ -26,11 +26,22 @@ pub(crate) struct Settling {
     pub(crate) token: Token,
     pub(crate) path: Path,
     pub(crate) action: Action,
+    /// The lease in a statement that failed. It may have been carried out all the same.
+    pub(crate) open_under: Option<Lease>,
 }
 
 impl Settling {
     fn with(&self, action: Action) -> Self {
-        Self { id: self.id.clone(), seq: self.seq, token: self.token, path: self.path, action }
+        let (id, open_under) = (self.id.clone(), self.open_under.clone());
+        Self { id, seq: self.seq, token: self.token, path: self.path, action, open_under }
+    }
+
+    /// An outcome that may have been written already is not written a second time when the row was claimed again since:
+    /// one failure would count twice. The row is given back instead. What is DONE is not claimed again, so that is safe.
+    fn reconsider(&mut self, lease: &Lease) {
+        if self.action != Action::Done && self.open_under.as_ref().is_some_and(|open| open != lease) {
+            self.action = Action::Release;
+        }
     }
 }
 
@@ -71,6 +82,7 @@ impl Settler {
         while batch.len() < self.max_batch && self.worth_waiting(batch) {
             let room = self.max_batch - batch.len();
             tokio::select! {
+                biased;
                 received = outcomes.recv_many(batch, room) => if received == 0 { break },
                 () = tokio::time::sleep_until(deadline) => break,
                 () = self.closing.cancelled() => break,
@@ -95,7 +107,7 @@ impl Settler {
         // Halves of a batch that was refused as a whole, until the row that is to blame is alone.
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
-            match self.settle(&part).await {
+            match self.settle(&mut part).await {
                 Ok(adopted) => {
                     if !adopted.is_empty() {
                         parts.push(adopted);
@@ -128,12 +140,13 @@ impl Settler {
     }
 
     /// Writes one statement. Gives what is to be written after it, under leases that were taken anew meanwhile.
-    async fn settle(&self, batch: &[Settling]) -> Result<Vec<Settling>, crate::store::Error> {
+    async fn settle(&self, batch: &mut [Settling]) -> Result<Vec<Settling>, crate::store::Error> {
         let mut held = Vec::with_capacity(batch.len());
         let mut settlements = Vec::with_capacity(batch.len());
         for outcome in batch {
             // The lease may have been taken anew since the worker began.
             if let Some(lease) = self.in_flight.lease(&outcome.id, outcome.token) {
+                outcome.reconsider(&lease);
                 let (id, action) = (outcome.id.clone(), outcome.action.clone());
                 settlements.push(Settlement { id, seq: outcome.seq, lease, action });
                 held.push(outcome);
@@ -142,7 +155,15 @@ impl Settler {
         if settlements.is_empty() {
             return Ok(Vec::new());
         }
-        let results = self.store.settle(&settlements).await?;
+        let results = match self.store.settle(&settlements).await {
+            Ok(results) => results,
+            Err(error) => {
+                for (outcome, settlement) in held.into_iter().zip(settlements) {
+                    outcome.open_under = Some(settlement.lease);
+                }
+                return Err(error);
+            }
+        };
         self.metrics.settle_batch(settlements.len());
         let mut tally = Tally::default();
         let mut adopted = Vec::new();

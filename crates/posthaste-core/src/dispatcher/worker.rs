@@ -110,7 +110,8 @@ impl Worker {
             let action = self.classify(&work.delivery, verdict, policy);
             let place = places.next().expect("a place was reserved for each event in hand");
             let (id, path) = (work.delivery.id().clone(), work.delivery.path());
-            place.send(settle::Settling { id, seq: work.seq, token: work.token, path, action });
+            let settling = settle::Settling { id, seq: work.seq, token: work.token, path, action, open_under: None };
+            place.send(settling);
         }
     }
 
