@@ -6,6 +6,7 @@
 mod containment;
 mod listeners;
 mod retention;
+mod sim;
 mod writing;
 
 use std::time::Duration;
