@@ -5,6 +5,7 @@
 
 mod containment;
 mod listeners;
+mod properties;
 mod retention;
 mod sim;
 mod writing;
