@@ -1,7 +1,7 @@
 //! Which events this process has in hand.
 
 use std::collections::hash_map::Entry as MapEntry;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::HashMap;
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::event::EventId;
 use crate::store::Lease;
+use crate::sync::Mutex;
 
 /// Which events this process has in hand, from the queue to the settlement, and under which lease.
 ///
@@ -162,5 +163,59 @@ impl InFlight {
     /// Whether nothing is in hand.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use shuttle::thread;
+
+    use super::*;
+    use crate::sync::explore;
+
+    fn lease(number: u64) -> Lease {
+        Lease::new("me", number)
+    }
+
+    #[test]
+    fn in_any_order_an_event_is_in_hand_once() {
+        explore(|| {
+            let (in_flight, id) = (Arc::new(InFlight::new(None)), EventId::from_row("e"));
+            let claim = |number| {
+                let (in_flight, id) = (Arc::clone(&in_flight), id.clone());
+                thread::spawn(move || in_flight.acquire(&id, &lease(number), Instant::now()))
+            };
+            let tokens: Vec<_> =
+                [claim(1), claim(2), claim(3)].into_iter().map(|claim| claim.join().unwrap()).collect();
+            let held: Vec<_> = tokens.into_iter().flatten().collect();
+            assert_eq!(held.len(), 1);
+            assert!(in_flight.hold(&id, held[0], Duration::from_secs(1)));
+        });
+    }
+
+    #[test]
+    fn in_any_order_a_claim_is_either_new_or_known_to_who_settles() {
+        explore(|| {
+            let (in_flight, id) = (Arc::new(InFlight::new(None)), EventId::from_row("e"));
+            let token = in_flight.acquire(&id, &lease(1), Instant::now()).unwrap();
+            let claim = {
+                let (in_flight, id) = (Arc::clone(&in_flight), id.clone());
+                thread::spawn(move || in_flight.acquire(&id, &lease(2), Instant::now()))
+            };
+            // Settled under the lease that it had then.
+            let under = in_flight.lease(&id, token).unwrap();
+            let finished = in_flight.finish(&id, token, &under);
+            let claimed = claim.join().unwrap();
+            match (finished, claimed) {
+                // Let go first, so the claim is a new attempt; or claimed first, and settled under the new lease.
+                (true, Some(new)) => assert_eq!(in_flight.lease(&id, new), Some(lease(2))),
+                (true, None) => assert_eq!(under, lease(2)),
+                // Claimed in between: whoever settles hears of it, and goes on under the new lease.
+                (false, None) => assert_eq!(in_flight.lease(&id, token), Some(lease(2))),
+                (false, Some(_)) => panic!("in hand twice"),
+            }
+        });
     }
 }
