@@ -127,7 +127,7 @@ impl ClaimHandler for Dispatcher {
     }
 
     fn handle(&self, row: ClaimedRow, lease: &Lease, leased_at: Instant) -> Handled {
-        let Some(token) = self.in_flight.acquire(row.event.id(), lease, leased_at) else {
+        let Some(token) = self.in_flight.acquire_failed(row.event.id(), lease, leased_at, row.attempts) else {
             // It is in hand under an older lease, and goes on under this one.
             return Handled::Accepted;
         };

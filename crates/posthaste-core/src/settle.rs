@@ -26,6 +26,8 @@ pub(crate) struct Settling {
     pub(crate) token: Token,
     pub(crate) path: Path,
     pub(crate) action: Action,
+    /// How often the event had failed before.
+    pub(crate) failed: u32,
     /// The lease in a statement that failed. It may have been carried out all the same.
     pub(crate) open_under: Option<Lease>,
 }
@@ -33,13 +35,15 @@ pub(crate) struct Settling {
 impl Settling {
     fn with(&self, action: Action) -> Self {
         let (id, open_under) = (self.id.clone(), self.open_under.clone());
-        Self { id, seq: self.seq, token: self.token, path: self.path, action, open_under }
+        Self { id, seq: self.seq, token: self.token, path: self.path, action, failed: self.failed, open_under }
     }
 
-    /// An outcome that may have been written already is not written a second time when the row was claimed again since:
-    /// one failure would count twice. The row is given back instead. What is DONE is not claimed again, so that is safe.
-    fn reconsider(&mut self, lease: &Lease) {
-        if self.action != Action::Done && self.open_under.as_ref().is_some_and(|open| open != lease) {
+    /// Under another lease than it was reached under, an outcome may be that of a row which has gone on since: because this
+    /// outcome was written and its answer lost, or because others have had the event. It would count a failure twice, or
+    /// undo a redrive, so the row is given back instead. Done still holds: a row that is DONE is not claimed again.
+    fn reconsider(&mut self, lease: &Lease, failed: u32) {
+        let gone_on = self.failed != failed || self.open_under.as_ref().is_some_and(|open| open != lease);
+        if gone_on && self.action != Action::Done {
             self.action = Action::Release;
         }
     }
@@ -145,8 +149,8 @@ impl Settler {
         let mut settlements = Vec::with_capacity(batch.len());
         for outcome in batch {
             // The lease may have been taken anew since the worker began.
-            if let Some(lease) = self.in_flight.lease(&outcome.id, outcome.token) {
-                outcome.reconsider(&lease);
+            if let Some((lease, failed)) = self.in_flight.standing(&outcome.id, outcome.token) {
+                outcome.reconsider(&lease, failed);
                 let (id, action) = (outcome.id.clone(), outcome.action.clone());
                 settlements.push(Settlement { id, seq: outcome.seq, lease, action });
                 held.push(outcome);
@@ -243,5 +247,33 @@ impl Tally {
         if self.lost > 0 {
             warn!(events = self.lost, "leases lost before their settlement");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reconsidered(action: Action, open_under: Option<Lease>, lease: &Lease, failed: u32) -> Action {
+        let id = EventId::from_row("e");
+        let token = InFlight::new(None).acquire(&id, lease, Instant::now()).expect("nobody else has it");
+        let mut settling = Settling { id, seq: None, token, path: Path::Cold, action, failed: 1, open_under };
+        settling.reconsider(lease, failed);
+        settling.action
+    }
+
+    #[test]
+    fn an_outcome_holds_under_another_lease_unless_the_row_has_gone_on() {
+        let (old, new) = (Lease::new("me", 1), Lease::new("me", 2));
+        let retry = || Action::Retry { delay: Duration::ZERO, error: "no".to_owned() };
+        // Adopted before anything was written, or tried again under the same lease.
+        assert_eq!(reconsidered(retry(), None, &new, 1), retry());
+        assert_eq!(reconsidered(retry(), Some(old.clone()), &old, 1), retry());
+        // Perhaps written; or failed elsewhere, or redriven.
+        assert_eq!(reconsidered(retry(), Some(old.clone()), &new, 1), Action::Release);
+        assert_eq!(reconsidered(retry(), None, &new, 2), Action::Release);
+        assert_eq!(reconsidered(Action::Dead { error: String::new(), counts: true }, None, &new, 0), Action::Release);
+        // What was delivered was delivered.
+        assert_eq!(reconsidered(Action::Done, Some(old), &new, 2), Action::Done);
     }
 }
