@@ -494,14 +494,9 @@ pub async fn case_75_lease_runs_out_in_the_queue<F: Fixture>(fixture: F) {
     // Time has to pass; nothing is waited for.
     tokio::time::sleep(lease * 2).await;
     gate.open();
-    meter.until("it is left alone", |tally| tally.lease_lost == 1 && tally.delivered == 1).await;
-    inbox.assert_empty();
-    let delivered = || async {
-        // On a busy machine it may run out once more.
-        outbox.wake();
-        meter.tally().delivered == 2
-    };
-    eventually("both are delivered", delivered).await;
+    meter.until("it is left alone", |tally| tally.lease_lost >= 1).await;
+    // Nobody wakes the poller but who let it go.
+    meter.until("both are delivered", |tally| tally.delivered == 2).await;
     let again = inbox.next().await;
     assert_eq!((again.id(), again.path(), again.attempt()), (&ids[1], Path::Cold, 1));
     outbox.shutdown().await;

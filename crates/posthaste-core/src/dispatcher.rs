@@ -127,7 +127,7 @@ impl ClaimHandler for Dispatcher {
     }
 
     fn handle(&self, row: ClaimedRow, lease: &Lease, leased_at: Instant) -> Handled {
-        let Some(token) = self.in_flight.acquire(row.event.id(), lease, leased_at) else {
+        let Some(token) = self.in_flight.acquire_failed(row.event.id(), lease, leased_at, row.attempts) else {
             // It is in hand under an older lease, and goes on under this one.
             return Handled::Accepted;
         };
@@ -190,7 +190,8 @@ impl DispatcherBuilder {
         self.options.check()?;
         let options = self.options;
         let leases = self.leases.unwrap_or_else(|| Arc::new(Leases::new(options.new_owner())));
-        let store: Arc<dyn RelayStore> = Arc::new(store::Contained(self.store));
+        // After a lease an answer is of no use any more; the keeper has to hear in time to try again.
+        let within = |limit| -> Arc<dyn RelayStore> { Arc::new(store::Contained::new(Arc::clone(&self.store), limit)) };
         let metrics: Arc<dyn Metrics> = Arc::new(metrics::Contained(self.metrics));
         let queues = Arc::new(Queues::new(options.hot_queue, options.cold_queue));
         let in_flight = Arc::new(InFlight::new(options.in_flight_ttl));
@@ -207,7 +208,7 @@ impl DispatcherBuilder {
             overflow: Overflow::new(),
         });
         let keeper = Arc::new(Keeper {
-            store: Arc::clone(&store),
+            store: within(options.lease / 3),
             in_flight: Arc::clone(&in_flight),
             queues: Arc::clone(&queues),
             handback,
@@ -218,7 +219,7 @@ impl DispatcherBuilder {
         });
         let closing = CancellationToken::new();
         let settler = Settler {
-            store: Arc::clone(&store),
+            store: within(options.lease),
             in_flight: Arc::clone(&in_flight),
             queues: Arc::clone(&queues),
             metrics: Arc::clone(&metrics),
@@ -243,6 +244,7 @@ impl DispatcherBuilder {
             metrics: Arc::clone(&metrics),
             jitter: self.jitter,
             outcomes,
+            poller: self.poller.clone(),
         };
         let tasks = close::Tasks::new(options.shutdown_deadline, closing);
         let blocking = Arc::new(Semaphore::new(options.workers));

@@ -1,12 +1,13 @@
 //! Leases that nobody in this process will use, to be taken off their rows.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::event::EventId;
 use crate::store::Lease;
+use crate::sync::Mutex;
 use crate::wake::Wake;
 
 /// The most leases that wait here. Rows beyond it wait until their lease runs out.
@@ -87,5 +88,38 @@ impl Handback {
         self.keeper.after(unused.pause);
         unused.pause = (unused.pause * 2).min(LONGEST_PAUSE);
         self.waiting().push(unused);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shuttle::future::{block_on, spawn};
+
+    use super::*;
+    use crate::sync::explore;
+
+    #[test]
+    fn in_any_order_the_keeper_looks_for_every_unused_lease() {
+        explore(|| {
+            let wake = Wake::new();
+            let handback = Handback::new(Duration::from_secs(60), wake.clone());
+            for number in 0..3 {
+                let handback = handback.clone();
+                let unused = (EventId::from_row(number.to_string()), Lease::new("me", number));
+                spawn(async move { handback.add(std::iter::once(unused)) });
+            }
+            block_on(async {
+                let far = Instant::now() + Duration::from_secs(3600);
+                let mut found = 0;
+                loop {
+                    wake.reset();
+                    found += handback.take_due().len();
+                    if found == 3 {
+                        break;
+                    }
+                    wake.sleep_until(far).await;
+                }
+            });
+        });
     }
 }

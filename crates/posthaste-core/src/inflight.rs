@@ -1,7 +1,7 @@
 //! Which events this process has in hand.
 
 use std::collections::hash_map::Entry as MapEntry;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::HashMap;
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::event::EventId;
 use crate::store::Lease;
+use crate::sync::Mutex;
 
 /// Which events this process has in hand, from the queue to the settlement, and under which lease.
 ///
@@ -33,6 +34,8 @@ struct Entry {
     /// A moment at which the lease was certainly not yet taken or renewed.
     leased_at: Instant,
     acquired_at: Instant,
+    /// How often the event had failed when the lease was taken. Others may have had it before it was adopted.
+    failed: u32,
     /// The row is known to have another owner, or none.
     lost: bool,
 }
@@ -53,11 +56,16 @@ impl InFlight {
 
     /// Takes an event in hand. Nothing if it is in hand already; that acquisition then goes on under the given lease.
     pub fn acquire(&self, id: &EventId, lease: &Lease, leased_at: Instant) -> Option<Token> {
+        self.acquire_failed(id, lease, leased_at, 0)
+    }
+
+    /// Like [`acquire`](Self::acquire), for an event that has failed so often.
+    pub(crate) fn acquire_failed(&self, id: &EventId, lease: &Lease, leased_at: Instant, failed: u32) -> Option<Token> {
         let now = Instant::now();
         let mut entries = self.entries();
         entries.last_token += 1;
         let token = Token(entries.last_token);
-        let fresh = Entry { token, lease: lease.clone(), leased_at, acquired_at: now, lost: false };
+        let fresh = Entry { token, lease: lease.clone(), leased_at, acquired_at: now, failed, lost: false };
         match entries.by_id.entry(id.clone()) {
             MapEntry::Vacant(vacant) => {
                 vacant.insert(fresh);
@@ -71,6 +79,7 @@ impl InFlight {
                 }
                 entry.lease = lease.clone();
                 entry.leased_at = leased_at;
+                entry.failed = failed;
                 entry.lost = false;
                 None
             }
@@ -105,22 +114,34 @@ impl InFlight {
 
     /// The lease under which an acquisition goes on, if it is the current one.
     pub fn lease(&self, id: &EventId, token: Token) -> Option<Lease> {
+        self.standing(id, token).map(|(lease, _)| lease)
+    }
+
+    /// The same, with how often the event had failed when that lease was taken.
+    pub(crate) fn standing(&self, id: &EventId, token: Token) -> Option<(Lease, u32)> {
         let entries = self.entries();
-        entries.by_id.get(id).filter(|entry| entry.token == token).map(|entry| entry.lease.clone())
+        let entry = entries.by_id.get(id).filter(|entry| entry.token == token)?;
+        Some((entry.lease.clone(), entry.failed))
     }
 
     /// Lets an event go unless its lease, which lasts for `duration`, certainly still stands. Says whether it does.
     pub fn hold(&self, id: &EventId, token: Token, duration: Duration) -> bool {
+        self.hold_failed(id, token, duration).is_some()
+    }
+
+    /// The same, and says how often the event had failed when that lease was taken.
+    pub(crate) fn hold_failed(&self, id: &EventId, token: Token, duration: Duration) -> Option<u32> {
         match self.entries().by_id.entry(id.clone()) {
             MapEntry::Occupied(occupied) if occupied.get().token == token => {
                 let entry = occupied.get();
                 let held = !entry.lost && entry.leased_at.elapsed() < duration;
+                let failed = entry.failed;
                 if !held {
                     occupied.remove();
                 }
-                held
+                held.then_some(failed)
             }
-            _ => false,
+            _ => None,
         }
     }
 
@@ -162,5 +183,69 @@ impl InFlight {
     /// Whether nothing is in hand.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use shuttle::thread;
+
+    use super::*;
+    use crate::sync::explore;
+
+    fn lease(number: u64) -> Lease {
+        Lease::new("me", number)
+    }
+
+    #[test]
+    fn what_comes_back_from_others_has_failed_as_often_as_it_did_there() {
+        let (in_flight, id, now) = (InFlight::new(None), EventId::from_row("e"), Instant::now());
+        let token = in_flight.acquire_failed(&id, &lease(1), now, 1).unwrap();
+        assert_eq!(in_flight.hold_failed(&id, token, Duration::from_secs(9)), Some(1));
+        assert_eq!(in_flight.acquire_failed(&id, &lease(2), now, 3), None);
+        assert_eq!(in_flight.hold_failed(&id, token, Duration::from_secs(9)), Some(3));
+        assert_eq!(in_flight.standing(&id, token), Some((lease(2), 3)));
+    }
+
+    #[test]
+    fn in_any_order_an_event_is_in_hand_once() {
+        explore(|| {
+            let (in_flight, id) = (Arc::new(InFlight::new(None)), EventId::from_row("e"));
+            let claim = |number| {
+                let (in_flight, id) = (Arc::clone(&in_flight), id.clone());
+                thread::spawn(move || in_flight.acquire(&id, &lease(number), Instant::now()))
+            };
+            let tokens: Vec<_> =
+                [claim(1), claim(2), claim(3)].into_iter().map(|claim| claim.join().unwrap()).collect();
+            let held: Vec<_> = tokens.into_iter().flatten().collect();
+            assert_eq!(held.len(), 1);
+            assert!(in_flight.hold(&id, held[0], Duration::from_secs(1)));
+        });
+    }
+
+    #[test]
+    fn in_any_order_a_claim_is_either_new_or_known_to_who_settles() {
+        explore(|| {
+            let (in_flight, id) = (Arc::new(InFlight::new(None)), EventId::from_row("e"));
+            let token = in_flight.acquire(&id, &lease(1), Instant::now()).unwrap();
+            let claim = {
+                let (in_flight, id) = (Arc::clone(&in_flight), id.clone());
+                thread::spawn(move || in_flight.acquire(&id, &lease(2), Instant::now()))
+            };
+            // Settled under the lease that it had then.
+            let under = in_flight.lease(&id, token).unwrap();
+            let finished = in_flight.finish(&id, token, &under);
+            let claimed = claim.join().unwrap();
+            match (finished, claimed) {
+                // Let go first, so the claim is a new attempt; or claimed first, and settled under the new lease.
+                (true, Some(new)) => assert_eq!(in_flight.lease(&id, new), Some(lease(2))),
+                (true, None) => assert_eq!(under, lease(2)),
+                // Claimed in between: whoever settles hears of it, and goes on under the new lease.
+                (false, None) => assert_eq!(in_flight.lease(&id, token), Some(lease(2))),
+                (false, Some(_)) => panic!("in hand twice"),
+            }
+        });
     }
 }

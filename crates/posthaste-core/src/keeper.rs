@@ -50,6 +50,7 @@ impl Keeper {
             self.metrics.queue_depths(hot, cold);
             self.metrics.in_flight(self.in_flight.len());
             tokio::select! {
+                biased;
                 () = self.wake.sleep_until(renew_at.min(Instant::now() + GAUGES)) => {}
                 () = stop.cancelled() => {}
             }

@@ -35,6 +35,7 @@ pub mod metrics;
 pub mod options;
 pub mod outbox;
 mod retention;
+mod sync;
 
 pub use dispatcher::{Closed, Dispatcher};
 pub use event::{AggregateType, Event, EventBuilder, EventId, EventType, IntoEvent};

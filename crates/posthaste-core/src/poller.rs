@@ -277,6 +277,7 @@ impl Inner {
     async fn wait_for_room(&self, batch: usize) {
         let wanted = batch.min(self.options.cold_queue.div_ceil(2)).max(1);
         tokio::select! {
+            biased;
             () = self.handler.room_for(wanted) => {}
             () = tokio::time::sleep(self.options.poll_interval) => {}
             () = self.stop.cancelled() => {}
@@ -285,6 +286,7 @@ impl Inner {
 
     async fn sleep(&self, length: Duration) {
         tokio::select! {
+            biased;
             () = self.wake.sleep_until(Instant::now() + length) => {}
             () = self.stop.cancelled() => {}
         }
@@ -293,6 +295,7 @@ impl Inner {
     /// Sleeps without listening for wake-ups: what fails is not to be tried at the rate of the writes.
     async fn pause(&self, length: Duration) {
         tokio::select! {
+            biased;
             () = tokio::time::sleep(length) => {}
             () = self.stop.cancelled() => {}
         }
@@ -345,7 +348,8 @@ impl PollerBuilder {
     /// Names the option that is wrong.
     pub fn build(mut self) -> Result<Poller, options::Error> {
         self.0.options.check()?;
-        self.0.store = Arc::new(store::Contained(self.0.store));
+        // What is claimed by an answer that comes later is leased no longer.
+        self.0.store = Arc::new(store::Contained::new(self.0.store, self.0.options.lease));
         self.0.metrics = Arc::new(metrics::Contained(self.0.metrics));
         let stops = Arc::new(self.0.stop.clone().drop_guard());
         Ok(Poller { inner: Arc::new(self.0), started: Arc::default(), tasks: TaskTracker::new(), _stops: stops })

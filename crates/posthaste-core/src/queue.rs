@@ -1,11 +1,10 @@
 //! The two bounded queues in front of the workers.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use tokio::sync::Notify;
+use std::sync::{MutexGuard, PoisonError};
 
 use crate::listener::Path;
+use crate::sync::{Mutex, Notify};
 
 /// Turns in a round of draining; the last of them belongs to the cold queue, the others to the hot one.
 const TURNS: u8 = 3;
@@ -218,7 +217,12 @@ impl<T> Queues<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use shuttle::future::{block_on, spawn};
+
     use super::*;
+    use crate::sync::explore;
 
     fn filled(hot: usize, cold: usize) -> Queues<Path> {
         let queues = Queues::new(hot, cold);
@@ -261,10 +265,10 @@ mod tests {
 
     #[tokio::test]
     async fn one_wake_up_reaches_every_idle_worker_while_work_is_left() {
-        let queues = std::sync::Arc::new(Queues::new(10, 10));
+        let queues = Arc::new(Queues::new(10, 10));
         let workers: Vec<_> = (0..4)
             .map(|_| {
-                let queues = std::sync::Arc::clone(&queues);
+                let queues = Arc::clone(&queues);
                 tokio::spawn(async move { queues.take().await })
             })
             .collect();
@@ -289,5 +293,108 @@ mod tests {
         assert!(queues.take().await.is_some());
         assert_eq!(queues.take().await, None);
         assert_eq!(queues.take().await, None);
+    }
+
+    #[test]
+    fn in_any_order_every_item_is_taken_once_and_every_worker_ends() {
+        explore(|| {
+            let queues = Arc::new(Queues::new(4, 2));
+            let workers: Vec<_> = (0..3)
+                .map(|_| {
+                    let queues = Arc::clone(&queues);
+                    spawn(async move {
+                        let mut taken = Vec::new();
+                        while let Some(item) = queues.take().await {
+                            taken.push(item);
+                            taken.extend(queues.take_if(|item| item % 2 == 0));
+                        }
+                        taken
+                    })
+                })
+                .collect();
+            let hot = {
+                let queues = Arc::clone(&queues);
+                spawn(async move {
+                    for item in [0, 2] {
+                        let granted = queues.reserve_hot(2);
+                        assert_eq!(granted, 2);
+                        queues.push_reserved(vec![item, item + 1]).unwrap();
+                    }
+                })
+            };
+            let cold = {
+                let queues = Arc::clone(&queues);
+                spawn(async move {
+                    for item in 4..8 {
+                        queues.cold_room_for(1).await;
+                        queues.push_cold(item).unwrap();
+                    }
+                })
+            };
+            block_on(async {
+                hot.await.unwrap();
+                cold.await.unwrap();
+                queues.close();
+                let mut taken = Vec::new();
+                for worker in workers {
+                    taken.extend(worker.await.unwrap());
+                }
+                taken.sort_unstable();
+                assert_eq!(taken, [0, 1, 2, 3, 4, 5, 6, 7]);
+            });
+        });
+    }
+
+    #[test]
+    fn in_any_order_a_worker_that_is_cut_short_takes_no_wake_up_with_it() {
+        explore(|| {
+            let queues = Arc::new(Queues::new(2, 2));
+            let take = |queues: &Arc<Queues<u8>>| {
+                let queues = Arc::clone(queues);
+                spawn(async move { queues.take().await })
+            };
+            let (cut_short, stays) = (take(&queues), take(&queues));
+            let push = {
+                let queues = Arc::clone(&queues);
+                spawn(async move {
+                    queues.push_cold(1).unwrap();
+                    queues.push_cold(2).unwrap();
+                })
+            };
+            cut_short.abort();
+            block_on(async {
+                push.await.unwrap();
+                assert!(stays.await.unwrap().is_some());
+            });
+        });
+    }
+
+    #[test]
+    fn in_any_order_no_more_places_are_promised_than_there_are_and_all_come_back() {
+        explore(|| {
+            let queues = Arc::new(Queues::new(3, 1));
+            let writer = |commits: bool| {
+                let queues = Arc::clone(&queues);
+                spawn(async move {
+                    let granted = queues.reserve_hot(2);
+                    if commits {
+                        let _ = queues.push_reserved(vec![0; granted]);
+                    } else {
+                        queues.unreserve_hot(granted);
+                    }
+                    let (hot, _) = queues.depths();
+                    assert!(hot <= 3, "{hot} in a queue of three");
+                })
+            };
+            let writers = [writer(true), writer(false), writer(true)];
+            block_on(async {
+                for writer in writers {
+                    writer.await.unwrap();
+                }
+            });
+            let waiting = queues.drain().len();
+            assert!(waiting <= 3, "{waiting} in a queue of three");
+            assert_eq!(queues.reserve_hot(9), 3);
+        });
     }
 }

@@ -15,7 +15,7 @@ use crate::listener::{Path, chain};
 use crate::metrics::Metrics;
 use crate::queue::Queues;
 use crate::retry::{Jitter, RetryPolicy};
-use crate::store::{Action, RelayStore, Settled, Settlement};
+use crate::store::{Action, Lease, RelayStore, Settled, Settlement};
 use crate::wake::Wake;
 
 /// An outcome that a worker hands over.
@@ -26,11 +26,26 @@ pub(crate) struct Settling {
     pub(crate) token: Token,
     pub(crate) path: Path,
     pub(crate) action: Action,
+    /// How often the event had failed before.
+    pub(crate) failed: u32,
+    /// The lease in a statement that failed. It may have been carried out all the same.
+    pub(crate) open_under: Option<Lease>,
 }
 
 impl Settling {
     fn with(&self, action: Action) -> Self {
-        Self { id: self.id.clone(), seq: self.seq, token: self.token, path: self.path, action }
+        let (id, open_under) = (self.id.clone(), self.open_under.clone());
+        Self { id, seq: self.seq, token: self.token, path: self.path, action, failed: self.failed, open_under }
+    }
+
+    /// Under another lease than it was reached under, an outcome may be that of a row which has gone on since: because this
+    /// outcome was written and its answer lost, or because others have had the event. It would count a failure twice, or
+    /// undo a redrive, so the row is given back instead. Done still holds: a row that is DONE is not claimed again.
+    fn reconsider(&mut self, lease: &Lease, failed: u32) {
+        let gone_on = self.failed != failed || self.open_under.as_ref().is_some_and(|open| open != lease);
+        if gone_on && self.action != Action::Done {
+            self.action = Action::Release;
+        }
     }
 }
 
@@ -71,6 +86,7 @@ impl Settler {
         while batch.len() < self.max_batch && self.worth_waiting(batch) {
             let room = self.max_batch - batch.len();
             tokio::select! {
+                biased;
                 received = outcomes.recv_many(batch, room) => if received == 0 { break },
                 () = tokio::time::sleep_until(deadline) => break,
                 () = self.closing.cancelled() => break,
@@ -95,7 +111,7 @@ impl Settler {
         // Halves of a batch that was refused as a whole, until the row that is to blame is alone.
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
-            match self.settle(&part).await {
+            match self.settle(&mut part).await {
                 Ok(adopted) => {
                     if !adopted.is_empty() {
                         parts.push(adopted);
@@ -128,12 +144,13 @@ impl Settler {
     }
 
     /// Writes one statement. Gives what is to be written after it, under leases that were taken anew meanwhile.
-    async fn settle(&self, batch: &[Settling]) -> Result<Vec<Settling>, crate::store::Error> {
+    async fn settle(&self, batch: &mut [Settling]) -> Result<Vec<Settling>, crate::store::Error> {
         let mut held = Vec::with_capacity(batch.len());
         let mut settlements = Vec::with_capacity(batch.len());
         for outcome in batch {
             // The lease may have been taken anew since the worker began.
-            if let Some(lease) = self.in_flight.lease(&outcome.id, outcome.token) {
+            if let Some((lease, failed)) = self.in_flight.standing(&outcome.id, outcome.token) {
+                outcome.reconsider(&lease, failed);
                 let (id, action) = (outcome.id.clone(), outcome.action.clone());
                 settlements.push(Settlement { id, seq: outcome.seq, lease, action });
                 held.push(outcome);
@@ -143,7 +160,15 @@ impl Settler {
             return Ok(Vec::new());
         }
         kill_point!("settle.before");
-        let results = self.store.settle(&settlements).await?;
+        let results = match self.store.settle(&settlements).await {
+            Ok(results) => results,
+            Err(error) => {
+                for (outcome, settlement) in held.into_iter().zip(settlements) {
+                    outcome.open_under = Some(settlement.lease);
+                }
+                return Err(error);
+            }
+        };
         kill_point!("settle.after");
         self.metrics.settle_batch(settlements.len());
         let mut tally = Tally::default();
@@ -224,5 +249,33 @@ impl Tally {
         if self.lost > 0 {
             warn!(events = self.lost, "leases lost before their settlement");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reconsidered(action: Action, open_under: Option<Lease>, lease: &Lease, failed: u32) -> Action {
+        let id = EventId::from_row("e");
+        let token = InFlight::new(None).acquire(&id, lease, Instant::now()).expect("nobody else has it");
+        let mut settling = Settling { id, seq: None, token, path: Path::Cold, action, failed: 1, open_under };
+        settling.reconsider(lease, failed);
+        settling.action
+    }
+
+    #[test]
+    fn an_outcome_holds_under_another_lease_unless_the_row_has_gone_on() {
+        let (old, new) = (Lease::new("me", 1), Lease::new("me", 2));
+        let retry = || Action::Retry { delay: Duration::ZERO, error: "no".to_owned() };
+        // Adopted before anything was written, or tried again under the same lease.
+        assert_eq!(reconsidered(retry(), None, &new, 1), retry());
+        assert_eq!(reconsidered(retry(), Some(old.clone()), &old, 1), retry());
+        // Perhaps written; or failed elsewhere, or redriven.
+        assert_eq!(reconsidered(retry(), Some(old.clone()), &new, 1), Action::Release);
+        assert_eq!(reconsidered(retry(), None, &new, 2), Action::Release);
+        assert_eq!(reconsidered(Action::Dead { error: String::new(), counts: true }, None, &new, 0), Action::Release);
+        // What was delivered was delivered.
+        assert_eq!(reconsidered(Action::Done, Some(old), &new, 2), Action::Done);
     }
 }

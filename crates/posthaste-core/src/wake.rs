@@ -1,10 +1,11 @@
 //! How a sleeping poller is told that there is something to do.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use crate::sync::{Mutex, Notify};
 
 /// Wakes a poller: now, or at a moment. Cheap to clone; waking twice is as good as once.
 #[derive(Clone, Debug, Default)]
@@ -60,10 +61,50 @@ impl Wake {
         loop {
             let due_at = *self.0.due_at.lock().unwrap_or_else(PoisonError::into_inner);
             let until = due_at.map_or(deadline, |due| due.min(deadline));
+            if until <= Instant::now() {
+                return;
+            }
             tokio::select! {
+                biased;
                 () = tokio::time::sleep_until(until) => return,
                 () = self.0.changed.notified() => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use shuttle::future::{block_on, spawn};
+
+    use super::*;
+    use crate::sync::explore;
+
+    #[test]
+    fn in_any_order_who_is_woken_looks_after_what_it_was_woken_for() {
+        explore(|| {
+            let (wake, work) = (Wake::new(), Arc::new(AtomicU32::new(0)));
+            for _ in 0..2 {
+                let (wake, work) = (wake.clone(), Arc::clone(&work));
+                spawn(async move {
+                    work.fetch_add(1, Ordering::Relaxed);
+                    wake.now();
+                });
+            }
+            block_on(async {
+                let far = Instant::now() + Duration::from_secs(3600);
+                let mut done = 0;
+                loop {
+                    wake.reset();
+                    done += work.swap(0, Ordering::Relaxed);
+                    if done == 2 {
+                        break;
+                    }
+                    wake.sleep_until(far).await;
+                }
+            });
+        });
     }
 }

@@ -80,6 +80,8 @@ fn shown(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -118,5 +120,29 @@ mod tests {
             assert!(error.to_string().contains("A-Z, a-z, 0-9 and _"), "{error}");
         }
         assert!(TableName::parse(&"x".repeat(10_000)).unwrap_err().to_string().len() < 400);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_name_is_plain_or_refused(text in prop_oneof!["[a-zA-Z0-9_.]{0,60}", "\\PC{0,100}", any::<String>()]) {
+            let part = |part: &str| {
+                let plain = part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+                let digit = part.bytes().next().is_none_or(|b| b.is_ascii_digit());
+                plain && !digit && part.len() <= LONGEST_NAME && !part.to_ascii_lowercase().starts_with("sqlite_")
+            };
+            let plain = text.split('.').count() <= 2 && text.split('.').all(part);
+            match TableName::parse(&text) {
+                Ok(name) => {
+                    prop_assert!(plain, "{:?}", text);
+                    prop_assert_eq!(name.to_string(), text);
+                }
+                Err(error) => {
+                    prop_assert!(!plain, "{:?}", text);
+                    prop_assert!(error.to_string().starts_with("table "), "{}", error);
+                }
+            }
+        }
     }
 }

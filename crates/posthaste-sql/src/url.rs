@@ -92,6 +92,8 @@ fn refused(given: &str, reason: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -129,6 +131,26 @@ mod tests {
             let error = detect(url).unwrap_err().to_string();
             assert!(error.contains("not compiled into this build"), "{error}");
             assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_url_is_known_or_refused_and_never_shown(scheme in "\\PC{0,20}", secret in "[g-z]{12}") {
+            for url in [format!("{scheme}://user:{secret}@host/db"), format!("{scheme}{secret}"), format!("{secret} {scheme}")] {
+                match detect(&url) {
+                    Ok(found) => prop_assert!(found.is_compiled_in()),
+                    Err(error) => {
+                        let message = error.to_string();
+                        prop_assert!(message.starts_with("url "), "{}", message);
+                        // What stands alone before the colon may be shown when it looks like a scheme.
+                        let shown = url.split_once(':').is_some_and(|(given, _)| given.contains(&secret));
+                        prop_assert!(shown || !message.contains(&secret), "{}", message);
+                    }
+                }
+            }
         }
     }
 }

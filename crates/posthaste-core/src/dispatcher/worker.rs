@@ -19,6 +19,7 @@ use crate::registry::Registry;
 use crate::retry::{Jitter, RetryPolicy};
 use crate::settle;
 use crate::store::Action;
+use crate::wake::Wake;
 
 #[derive(Clone)]
 pub(crate) struct Worker {
@@ -32,6 +33,8 @@ pub(crate) struct Worker {
     pub(crate) metrics: Arc<dyn Metrics>,
     pub(crate) jitter: Jitter,
     pub(crate) outcomes: mpsc::Sender<settle::Settling>,
+    /// Wakes the poller for events that were let go.
+    pub(crate) poller: Wake,
 }
 
 /// What a worker has in hand: events for one listener. Kept between rounds, so that a round needs no new memory.
@@ -58,15 +61,22 @@ impl Worker {
     }
 
     /// Whether the lease of an event still stands. One whose lease ran out while it was queued may be with another
-    /// process by now, and is left alone.
-    fn holds(&self, work: &Work) -> bool {
+    /// process by now, and is left alone. One that was there meanwhile, and has come back, may have failed there.
+    fn holds(&self, work: &mut Work) -> bool {
         let id = work.delivery.id();
-        let held = self.in_flight.hold(id, work.token, self.lease_duration);
-        if !held {
-            debug!(event_id = %id, "lease ran out in the queue; the event is left to the next claim");
-            self.metrics.lease_lost(1);
+        match self.in_flight.hold_failed(id, work.token, self.lease_duration) {
+            Some(failed) => {
+                work.delivery.set_failed_attempts(failed);
+                true
+            }
+            None => {
+                debug!(event_id = %id, "lease ran out in the queue; the event is left to the next claim");
+                self.metrics.lease_lost(1);
+                // In the table the lease began a little later than here, and ends a little later.
+                self.poller.after((self.lease_duration / 4).min(Duration::from_secs(1)));
+                false
+            }
         }
-        held
     }
 
     /// Fills the hand with more events for the same listener, as far as it takes batches and they are next in line.
@@ -92,7 +102,7 @@ impl Worker {
             return;
         };
         // Only now, since there may have been a long wait for a place while the database was away.
-        hand.works.retain(|work| self.holds(work));
+        hand.works.retain_mut(|work| self.holds(work));
         if hand.works.is_empty() {
             return;
         }
@@ -109,8 +119,15 @@ impl Worker {
         for (work, verdict) in hand.works.drain(..).zip(verdicts) {
             let action = self.classify(&work.delivery, verdict, policy);
             let place = places.next().expect("a place was reserved for each event in hand");
-            let (id, path) = (work.delivery.id().clone(), work.delivery.path());
-            place.send(settle::Settling { id, seq: work.seq, token: work.token, path, action });
+            place.send(settle::Settling {
+                id: work.delivery.id().clone(),
+                seq: work.seq,
+                token: work.token,
+                path: work.delivery.path(),
+                failed: work.delivery.failed_attempts(),
+                action,
+                open_under: None,
+            });
         }
     }
 

@@ -30,6 +30,16 @@ impl Delivery {
         Self { event, attempt: failed_attempts.saturating_add(1), path }
     }
 
+    /// Others have had it meanwhile, and it failed with them.
+    pub(crate) fn set_failed_attempts(&mut self, failed_attempts: u32) {
+        self.attempt = failed_attempts.saturating_add(1);
+    }
+
+    /// How often it had failed before this attempt.
+    pub(crate) fn failed_attempts(&self) -> u32 {
+        self.attempt.saturating_sub(1)
+    }
+
     /// The event itself.
     pub fn event(&self) -> &Event {
         &self.event

@@ -5,7 +5,9 @@
 
 mod containment;
 mod listeners;
+mod properties;
 mod retention;
+mod sim;
 mod writing;
 
 use std::time::Duration;

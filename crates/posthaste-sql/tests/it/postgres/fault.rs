@@ -63,7 +63,7 @@ async fn what_somebody_can_mend_says_how() {
 #[tokio::test]
 async fn a_server_that_cannot_be_reached_is_unavailable() {
     let database = Database::new().await;
-    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_millis(50));
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(1));
     let store = database.store_with(pool).await;
     let held = store.pool().acquire().await.unwrap();
     let error = store.claim(&claim_of(1)).await.unwrap_err();
@@ -110,7 +110,7 @@ async fn too_many_connections_and_a_read_only_server_are_unavailable() {
 #[tokio::test]
 async fn a_lock_that_is_held_for_too_long_is_busy_and_tried_again() {
     let database = Database::new().await;
-    let options = database.options().options([("lock_timeout", "20ms")]);
+    let options = database.options().options([("lock_timeout", "100ms")]);
     let store = PgStore::new(PgPoolOptions::new().connect_with(options).await.unwrap());
     store.migrate().await.unwrap();
     write(&store, [event("a")]).await;
