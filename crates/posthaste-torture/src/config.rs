@@ -94,6 +94,8 @@ pub(crate) struct Config {
     /// Where the sink is reached, through the proxy; for the sink itself, where it listens.
     pub(crate) sink: SocketAddr,
     pub(crate) seed: u64,
+    /// How often it was started before.
+    pub(crate) life: u32,
     pub(crate) workload: Workload,
     /// The size of the pool, where it is not the usual one.
     pub(crate) connections: Option<u32>,
@@ -124,9 +126,15 @@ impl Config {
         }
     }
 
+    /// What is random in this life of the process.
+    pub(crate) fn rng(&self) -> fastrand::Rng {
+        fastrand::Rng::with_seed(self.seed ^ u64::from(self.life).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
     /// The part of the history that this process writes.
     pub(crate) fn recorder(&self) -> std::io::Result<Recorder> {
-        let path = self.directory.join(format!("{}.ndjson", self.name));
+        // One file per life: what a kill cut short is the end of its file.
+        let path = self.directory.join(format!("{}.{}.ndjson", self.name, self.life));
         Ok(Recorder::open(&path, &self.name)?.with_clock_ahead(self.clock_ahead))
     }
 }

@@ -21,6 +21,15 @@ pub(crate) trait Database: Store {
     /// Opens the store as users do, or with a pool of so many connections.
     fn open(url: &str, connections: Option<u32>) -> impl Future<Output = anyhow::Result<Self>> + Send;
 
+    /// One more connection to the server, if it lets one in now.
+    fn occupy(url: &str) -> impl Future<Output = Result<Self::Connection, sqlx::Error>> + Send;
+
+    /// How many pending rows a process has leased.
+    fn leased_by(&self, name: &str) -> impl Future<Output = Result<i64, sqlx::Error>> + Send;
+
+    /// How many leases of a process were taken over.
+    fn taken_from(&self, name: &str) -> impl Future<Output = Result<i64, sqlx::Error>> + Send;
+
     /// Creates the tables, and the trigger.
     fn set_up(&self, keys: u64) -> impl Future<Output = anyhow::Result<()>> + Send;
 
@@ -63,6 +72,18 @@ macro_rules! database {
                     None => Ok(Self::connect(url).await?),
                     Some(connections) => $open(url, connections).await,
                 }
+            }
+
+            async fn occupy(url: &str) -> Result<$connection, sqlx::Error> {
+                <$connection>::connect(url).await
+            }
+
+            async fn leased_by(&self, name: &str) -> Result<i64, sqlx::Error> {
+                sqlx::query_scalar($sql.leased).bind(name).fetch_one(self.pool()).await
+            }
+
+            async fn taken_from(&self, name: &str) -> Result<i64, sqlx::Error> {
+                sqlx::query_scalar($sql.taken_over).bind(name).fetch_one(self.pool()).await
             }
 
             async fn set_up(&self, keys: u64) -> anyhow::Result<()> {
@@ -170,6 +191,7 @@ macro_rules! database {
                             id: row.try_get(0)?,
                             status: [status(row.try_get(1)?), status(row.try_get(2)?)],
                             lease: [row.try_get(3)?, row.try_get(4)?],
+                            held_ms: row.try_get(6)?,
                         },
                     ));
                 }

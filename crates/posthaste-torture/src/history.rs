@@ -43,6 +43,11 @@ pub enum What {
         wanted: bool,
     },
 
+    /// A process did not end in time after it had been asked to.
+    DidNotEnd,
+    /// A process delivered nothing for long, although everything was mended.
+    Silent,
+
     /// A producer was told that its transaction is committed.
     Acked {
         /// The event written in it.
@@ -77,10 +82,10 @@ pub enum What {
         /// Its event.
         id: String,
     },
-    /// A relay cannot know whether the sink took these many messages: the connection broke, or the time was over.
+    /// A relay cannot know whether the sink took these messages: the connection broke, or the time was over.
     AnswerLost {
-        /// How many messages the lost answer was about.
-        messages: u64,
+        /// The events that the lost answer was about.
+        ids: Vec<String>,
     },
     /// A relay settled a row.
     Settled {
@@ -145,6 +150,9 @@ pub enum What {
         status: [String; 2],
         /// The lease before and after.
         lease: [Option<String>; 2],
+        /// For how many milliseconds the lease before had stood since it was taken or renewed, by the clock that decides
+        /// when it has run out.
+        held_ms: Option<i64>,
     },
     /// The last line: the history is whole.
     End,
@@ -167,6 +175,10 @@ pub struct Run {
     pub left_out: Vec<(String, String)>,
     /// The most events that a process has in hand at once, all of which a crash may repeat.
     pub in_hand: u64,
+    /// After how many milliseconds a lease has run out.
+    pub lease_ms: i64,
+    /// At which failure an event is DEAD.
+    pub attempts: u32,
     /// Whether order within a key is promised.
     pub ordered: bool,
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,9 @@ use tokio::time::timeout;
 
 use crate::config::Config;
 use crate::history::{Recorder, What};
+
+/// How long a process may take to end: the deadline of a shutdown, and all that a slow machine may add.
+const LONGEST_END: Duration = Duration::from_secs(30);
 
 /// A process that can be started, hurt, and started again.
 pub(crate) struct Member {
@@ -51,12 +55,13 @@ impl Member {
             return Ok(());
         }
         // What it complains of, for whoever has to find out why.
-        let log = self.config.directory.join(format!("{}.log", self.config.name));
-        let log = File::options().create(true).append(true).open(log)?;
-        let (program, arguments) = self.program.split_first().context("no program")?;
-        let mut child = Command::new(program)
-            .args(arguments)
+        let log = File::options().create(true).append(true).open(self.log_path())?;
+        let mut command = with_the_run();
+        let mut child = command
+            .args(&self.program)
             .arg(serde_json::to_string(&self.config)?)
+            // What it complains of is worth reading.
+            .env("RUST_LOG", std::env::var_os("RUST_LOG").unwrap_or_else(|| "warn".into()))
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -64,6 +69,7 @@ impl Member {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("starting {}", self.config.name))?;
+        self.config.life += 1;
         self.life_line = child.stdin.take();
         // Who gives it reasons to end means it.
         self.wanted = !environment.is_empty();
@@ -74,6 +80,10 @@ impl Member {
 
     /// Sends it a signal. Says whether it was there to receive it.
     pub(crate) fn signal(&mut self, signal: Signal) -> bool {
+        // One that is dead already died by itself.
+        if !self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None))) {
+            return false;
+        }
         self.wanted |= [Signal::TERM, Signal::KILL].contains(&signal);
         let pid = self.child.as_ref().and_then(Child::id).and_then(|id| i32::try_from(id).ok());
         pid.and_then(Pid::from_raw).is_some_and(|pid| kill_process(pid, signal).is_ok())
@@ -89,16 +99,31 @@ impl Member {
     /// Asks it to end, and waits for it.
     pub(crate) async fn end(&mut self) -> anyhow::Result<()> {
         self.signal(Signal::TERM);
-        self.wait_for_end().await
+        self.wait_for_end().await.map(drop)
     }
 
     /// Waits for it to end, having been asked to.
-    pub(crate) async fn wait_for_end(&mut self) -> anyhow::Result<()> {
-        if self.wait(Duration::from_secs(60)).await?.is_none() {
+    pub(crate) async fn wait_for_end(&mut self) -> anyhow::Result<Option<Exit>> {
+        let exit = self.wait(LONGEST_END).await?;
+        if exit.is_none() {
+            self.recorder.record(What::DidNotEnd);
             self.kill().await?;
-            bail!("{} did not end within a minute of being asked to", self.config.name);
         }
-        Ok(())
+        Ok(exit)
+    }
+
+    /// Notes that it delivered nothing, although it could.
+    pub(crate) fn was_silent(&self) {
+        self.recorder.record(What::Silent);
+    }
+
+    /// What it has said on its standard error so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.config.directory.join(format!("{}.log", self.config.name))
     }
 
     /// Waits until it has ended, and says how. Nothing if it is still there after that long.
@@ -130,6 +155,17 @@ impl Member {
         }
         bail!("{} does not listen at {}", self.config.name, self.config.sink)
     }
+}
+
+/// Starts a program so that it is killed when this process is, also while it is stopped, if the system can.
+fn with_the_run() -> Command {
+    let setpriv = Path::new("/usr/bin/setpriv");
+    if setpriv.exists() {
+        let mut command = Command::new(setpriv);
+        command.args(["--pdeathsig", "KILL", "--"]);
+        return command;
+    }
+    Command::new("/usr/bin/env")
 }
 
 /// How a process ended.

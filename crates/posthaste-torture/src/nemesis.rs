@@ -16,6 +16,7 @@ use crate::config::{Kind, LEASE};
 use crate::database::Database;
 use crate::fault::Fault;
 use crate::history::What;
+use crate::proxy::Proxy;
 use crate::role::{event, is_orderly, plan};
 use crate::server::How;
 use crate::wire::{Behaviour, Lines, Misdeeds, Request};
@@ -30,6 +31,10 @@ const RELAY_POINTS: &[&str] =
 
 /// How long faults that have done nothing yet are given beyond the time of the run.
 const EXTRA_TIME: Duration = Duration::from_secs(120);
+
+/// What a producer says whom a full disk, or a server without a free place, has refused.
+const FULL: &[&str] = &["disk is full", "No space left", "is full", "53100"];
+const REFUSED: &[&str] = &["\"what\":\"failed\""];
 
 /// From how many seconds on a run is long.
 const LONG_RUN: u64 = 300;
@@ -168,9 +173,11 @@ impl<'a, D: Database> Nemesis<'a, D> {
         self.note(fault, format!("{} at {point}", victim.config.name));
         victim.kill().await?;
         let fuse = self.rng.u32(1..=LONGEST_FUSE);
+        let last_words = format!("killed at {point}");
+        let before = victim.log().matches(&last_words).count();
         victim.start_with(&[("POSTHASTE_KILL_AT", OsString::from(format!("{point}:{fuse}")))])?;
-        let exit = victim.wait(Duration::from_secs(15)).await?;
-        let reached = exit.is_some_and(|exit| exit.signal.is_some());
+        victim.wait(Duration::from_secs(15)).await?;
+        let reached = victim.log().matches(&last_words).count() > before;
         // A fuse that did not burn down, because something else was broken all the time, is no harm.
         victim.kill().await?;
         victim.start()?;
@@ -179,11 +186,23 @@ impl<'a, D: Database> Nemesis<'a, D> {
 
     async fn stop(&mut self, fault: Fault) -> anyhow::Result<u64> {
         let mut victim = self.world.victim(fault, &mut self.rng).await;
-        self.note(fault, &victim.config.name);
-        let hit = victim.signal(Signal::STOP);
+        let name = victim.config.name.clone();
+        self.note(fault, &name);
+        // With something in hand: otherwise nobody would notice.
+        for _ in 0..200 {
+            victim.signal(Signal::STOP);
+            if self.world.store.leased_by(&name).await.unwrap_or(0) > 0 {
+                break;
+            }
+            victim.signal(Signal::CONT);
+            sleep(self.millis(1..40)).await;
+        }
+        let taken = async || self.world.store.taken_from(&name).await.unwrap_or(0);
+        let before = taken().await;
         sleep(LEASE + self.millis(500..2500)).await;
+        let after = taken().await;
         victim.signal(Signal::CONT);
-        Ok(u64::from(hit))
+        Ok(after.saturating_sub(before).unsigned_abs())
     }
 
     async fn end(&mut self, fault: Fault) -> anyhow::Result<u64> {
@@ -195,8 +214,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
             sleep(self.millis(1..100)).await;
             victim.signal(Signal::TERM);
         }
-        let exit = victim.wait(Duration::from_secs(30)).await?;
-        victim.kill().await?;
+        let exit = victim.wait_for_end().await?;
         victim.start()?;
         Ok(u64::from(exit.and_then(|exit| exit.status).is_some_and(is_orderly)))
     }
@@ -260,11 +278,14 @@ impl<'a, D: Database> Nemesis<'a, D> {
     async fn sink_half_open(&mut self, fault: Fault) -> anyhow::Result<u64> {
         let proxy = &self.world.to_sink;
         self.note(fault, "");
+        let before = proxy.stats().bytes_swallowed;
         proxy.black_hole(true);
         sleep(self.outage(1000..5000)).await;
         proxy.black_hole(false);
+        let swallowed = proxy.stats().bytes_swallowed - before;
         // What was swallowed never comes: these connections are of no use to anybody.
-        Ok(proxy.cut())
+        proxy.cut();
+        Ok(swallowed)
     }
 
     // -- The database
@@ -302,6 +323,8 @@ impl<'a, D: Database> Nemesis<'a, D> {
         message.poison = false;
         let id = message.id.clone();
         let store = &self.world.store;
+        let acked = || self.world.said("producer", &["\"what\":\"acked\""]);
+        let before = acked();
         let written = async {
             let mut tx = store.begin().await?;
             D::insert_ledger(&mut tx, &message).await?;
@@ -317,7 +340,8 @@ impl<'a, D: Database> Nemesis<'a, D> {
             }
         };
         let (what, effects) = match store.commit(tx).await {
-            Ok(()) => (What::Acked { id }, 1),
+            // On SQLite nobody commits beside it; there it is in the way, and that is all.
+            Ok(()) => (What::Acked { id }, u64::from(self.world.to_database.is_none() || acked() > before)),
             Err(CommitError::NotCommitted(error)) => (What::Failed { id, error: format!("{error:?}") }, 0),
             Err(error) => (What::Unknown { id, error: format!("{error:?}") }, 0),
         };
@@ -348,54 +372,72 @@ impl<'a, D: Database> Nemesis<'a, D> {
         Ok(match fault {
             Fault::ConnectionsCut => proxy.cut(),
             Fault::DatabaseSlow => {
+                let before = proxy.stats().bytes_up;
                 proxy.delay(Some(self.millis(5..200)));
                 sleep(self.millis(1000..4000)).await;
                 proxy.delay(None);
-                1
+                proxy.stats().bytes_up - before
             }
             Fault::DatabaseHalfOpen => {
+                let before = proxy.stats().bytes_swallowed;
                 proxy.black_hole(true);
                 sleep(self.millis(500..5000)).await;
                 proxy.black_hole(false);
-                proxy.cut()
+                proxy.cut();
+                proxy.stats().bytes_swallowed - before
             }
-            _ => {
-                let before = proxy.stats().replies_lost;
-                proxy.lose_reply_to(self.world.commit, self.rng.u32(1..20));
-                let mut lost = 0;
-                for _ in 0..100 {
-                    sleep(Duration::from_millis(100)).await;
-                    lost = proxy.stats().replies_lost - before;
-                    if lost > 0 {
-                        break;
-                    }
-                }
-                proxy.lose_no_reply();
-                lost
-            }
+            _ => self.lose_reply(proxy).await,
         })
+    }
+
+    /// Until a producer does not know how its transaction ended: relays commit, too.
+    async fn lose_reply(&mut self, proxy: &Proxy) -> u64 {
+        let before = self.world.said("producer", &["\"what\":\"unknown\""]);
+        for _ in 0..10 {
+            let lost = proxy.stats().replies_lost;
+            proxy.lose_reply_to(self.world.commit, self.rng.u32(1..20));
+            for _ in 0..30 {
+                sleep(Duration::from_millis(100)).await;
+                if proxy.stats().replies_lost > lost {
+                    break;
+                }
+            }
+            proxy.lose_no_reply();
+            sleep(Duration::from_millis(300)).await;
+            let unknown = self.world.said("producer", &["\"what\":\"unknown\""]) - before;
+            if unknown > 0 {
+                return unknown;
+            }
+        }
+        0
     }
 
     async fn use_up(&mut self, fault: Fault) -> anyhow::Result<u64> {
         // A restart would end them.
         let _server = self.world.server.lock().await;
         self.note(fault, "");
+        let before = self.world.said("producer", REFUSED);
         let mut taken = Vec::new();
-        let refused = loop {
-            match D::open(&self.world.direct_url, Some(1)).await {
-                Ok(store) => taken.push(store),
-                Err(error) => break error,
+        let until = Instant::now() + self.millis(2000..5000);
+        while Instant::now() < until {
+            match D::occupy(&self.world.direct_url).await {
+                Ok(connection) => taken.push(connection),
+                // Who comes back finds no place.
+                Err(_) => {
+                    self.world.to_database.as_ref().map(Proxy::cut);
+                    sleep(Duration::from_millis(100)).await;
+                }
             }
-        };
-        tracing::debug!(%refused, taken = taken.len(), "used up all connections");
-        sleep(self.millis(1000..4000)).await;
-        Ok(taken.len() as u64)
+        }
+        drop(taken);
+        Ok(self.world.said("producer", REFUSED) - before)
     }
 
     async fn fill_disk(&mut self, fault: Fault) -> anyhow::Result<u64> {
-        self.note(fault, "");
         let mut server = self.world.server.lock().await;
         let disk = self.world.disk.lock().await;
+        self.note(fault, "");
+        let before = self.world.said("producer", FULL);
         let pause = self.millis(1000..4000);
         match (server.as_mut(), disk.as_ref()) {
             (Some(server), _) => {
@@ -410,7 +452,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
             }
             (None, None) => return Ok(0),
         }
-        Ok(1)
+        Ok(self.world.said("producer", FULL) - before)
     }
 }
 

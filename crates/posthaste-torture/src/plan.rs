@@ -33,6 +33,9 @@ pub struct Plan {
     /// The faults; all that are possible, if none is named.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub faults: Vec<Fault>,
+    /// Nothing is broken.
+    #[arg(long, conflicts_with = "faults")]
+    pub no_faults: bool,
     /// Where the history and the report go. By default a new directory among the temporary ones.
     #[arg(long, value_name = "DIRECTORY")]
     pub output: Option<PathBuf>,

@@ -38,6 +38,11 @@ pub(crate) fn is_orderly(status: i32) -> bool {
 pub(crate) async fn play(config: &str) -> anyhow::Result<ExitCode> {
     let config: Config = serde_json::from_str(config).context("the configuration of a process of a run")?;
     std::thread::spawn(end_with_the_run);
+    // Wherever something panics, the run is to hear of it.
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("{panic}");
+        std::process::abort();
+    }));
     match (config.role, config.database) {
         (Role::Sink, _) => sink::run(&config).await,
         (_, Kind::Sqlite) => deliver_or_produce::<SqliteStore>(config).await,

@@ -78,6 +78,9 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
     println!("database {}, seed {}, {} s", plan.database.name(), plan.seed, plan.seconds);
     let ground = Ground::prepare(&plan).await?;
     let (faults, left_out) = choose(&plan, &ground);
+    if let Some((fault, reason)) = left_out.first().filter(|_| !plan.faults.is_empty()) {
+        bail!("{fault} cannot be had here: {reason}");
+    }
     for (fault, reason) in &left_out {
         println!("without {fault}: {reason}");
     }
@@ -89,6 +92,8 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         faults: faults.iter().map(|fault| fault.name()).collect(),
         left_out,
         in_hand: IN_HAND,
+        lease_ms: i64::try_from(LEASE.as_millis())?,
+        attempts: posthaste_core::Options::default().retry_attempts,
         ordered: false,
     };
     Recorder::open(&directory.join(FIRST), "run")?.record(What::Run(intention));
@@ -107,6 +112,11 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         raged = async { tokio::try_join!(try_join_all(hands), raged) } => drop(raged?),
         watched = watch(&world, &mut view) => watched?,
     }
+    // Until here somebody writes, so that everybody has something to deliver.
+    tokio::select! {
+        () = world.hear_everybody() => {}
+        watched = watch(&world, &mut view) => watched?,
+    }
     heal(&world).await?;
     tokio::select! {
         drained = drain(&world) => drained?,
@@ -114,6 +124,7 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
     }
     world.end_relays().await?;
     view.show(&[]);
+    drop(view);
     let dump = world.store.dump().await.context("reading the database at the end")?;
     history::write(&directory.join(LAST), &dump)?;
     Recorder::open(&directory.join(LAST), "run")?.record(What::End);
@@ -122,7 +133,11 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
 
 /// What is to be broken, and what is not, with the reason.
 fn choose(plan: &Plan, ground: &Ground) -> (Vec<Fault>, Vec<(String, String)>) {
-    let wanted = if plan.faults.is_empty() { Fault::all() } else { &plan.faults };
+    let wanted = match plan.faults.as_slice() {
+        _ if plan.no_faults => &[],
+        [] => Fault::all(),
+        some => some,
+    };
     let mut faults = Vec::new();
     let mut left_out = Vec::new();
     for &fault in wanted {

@@ -74,3 +74,12 @@ impl View {
         Ok(())
     }
 }
+
+impl Drop for View {
+    /// Leaves the line that was written again and again.
+    fn drop(&mut self) {
+        if std::io::stdout().is_terminal() {
+            println!();
+        }
+    }
+}

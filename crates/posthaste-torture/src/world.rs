@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use rustix::process::Signal;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::{Instant, sleep};
 
 use crate::config::{Config, Kind, Role};
 use crate::database::Database;
@@ -23,6 +25,8 @@ use crate::server::{self, Directory, Server, ServerOptions};
 /// Everything that takes part in a run.
 pub(crate) struct World<D> {
     pub(crate) plan: Plan,
+    /// Where the histories are.
+    directory: PathBuf,
     /// What the nemesis did.
     pub(crate) recorder: Recorder,
     /// The database itself, past the proxy.
@@ -45,6 +49,9 @@ pub(crate) struct World<D> {
 const SMALLEST_DISK: u64 = 1 << 30;
 const DISK_PER_SECOND: u64 = 4 << 20;
 
+/// How long a process that can deliver may deliver nothing while events are written all the time.
+const LONGEST_SILENCE: Duration = Duration::from_secs(60);
+
 /// How many connections a server lets in: enough for every pool, few enough to be used up.
 const CONNECTIONS: u32 = 100;
 
@@ -61,9 +68,11 @@ impl Ground {
     /// Starts a server, or finds a place for a file. On a disk of its own, if that can be had.
     pub(crate) async fn prepare(plan: &Plan) -> anyhow::Result<Self> {
         let disk = SMALLEST_DISK + plan.seconds * DISK_PER_SECOND;
+        // When it is full, all of it is in memory.
+        let disk = (disk < available_memory() / 2).then_some(disk);
         let kind = match plan.database {
             Kind::Sqlite => {
-                let disk = Directory::new(Some(disk))?;
+                let disk = Directory::new(disk)?;
                 let url = format!("sqlite:{}", disk.path().join("torture.db").display());
                 let no_full_disk = disk.can_fill().err().map(|error| error.to_string());
                 return Ok(Self { server: None, disk: Some(disk), url, no_full_disk });
@@ -71,7 +80,8 @@ impl Ground {
             Kind::Postgres => server::Kind::Postgres,
             Kind::Mariadb => server::Kind::MariaDb,
         };
-        let options = ServerOptions::default().max_connections(CONNECTIONS).disk(disk);
+        let options = ServerOptions::default().max_connections(CONNECTIONS);
+        let options = disk.iter().fold(options, |options, disk| options.disk(*disk));
         let server = Server::start(kind, &options).await?;
         let url = server.url().to_owned();
         let no_full_disk = server.can_fill_disk().err().map(|error| error.to_string());
@@ -111,6 +121,7 @@ impl<D: Database> World<D> {
         let sink = cast.sink()?;
         let recorder = Recorder::open(&directory.join("nemesis.ndjson"), "nemesis")?;
         let world = Self {
+            directory: directory.to_owned(),
             recorder,
             store,
             direct_url,
@@ -166,13 +177,44 @@ impl<D: Database> World<D> {
 
     /// Starts whoever ended without anybody's doing. What that means is for the checker to say.
     pub(crate) async fn revive(&self) -> anyhow::Result<()> {
-        for member in self.relays.iter().chain(&self.producers) {
+        for member in self.relays.iter().chain(&self.producers).chain([&self.sink]) {
             // One that is held is being hurt.
             if let Ok(mut member) = member.try_lock() {
                 member.revive().await?;
             }
         }
         Ok(())
+    }
+
+    /// How many lines with one of these texts the processes have written down whose names begin like this.
+    pub(crate) fn said(&self, name: &str, texts: &[&str]) -> u64 {
+        let files = std::fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let files = files.filter(|file| {
+            let file = file.file_name();
+            let file = file.to_string_lossy();
+            file.starts_with(name) && file.ends_with(".ndjson") && !file.ends_with(".life.ndjson")
+        });
+        let count = |text: String| text.lines().filter(|line| texts.iter().any(|text| line.contains(text))).count();
+        files
+            .map(|file| std::fs::read(file.path()).map_or(0, |text| count(String::from_utf8_lossy(&text).into())))
+            .sum::<usize>() as u64
+    }
+
+    /// Everybody who delivers has to deliver something, now that nothing is broken. Notes who does not.
+    pub(crate) async fn hear_everybody(&self) {
+        let applied = |name: &str| self.said(&format!("{name}."), &["\"applied\":true"]);
+        for member in self.relays.iter().chain(self.producers.iter().step_by(2)) {
+            let member = member.lock().await;
+            let before = applied(&member.config.name);
+            let until = Instant::now() + LONGEST_SILENCE;
+            while applied(&member.config.name) == before {
+                if Instant::now() >= until {
+                    member.was_silent();
+                    break;
+                }
+                sleep(Duration::from_millis(200)).await;
+            }
+        }
     }
 
     /// Ends the producers in order: what they have in hand they deliver or give back.
@@ -231,6 +273,7 @@ impl Cast<'_> {
             url: self.url.clone(),
             sink: self.sink,
             seed,
+            life: 0,
             workload: self.plan.workload,
             connections: None,
             hot: false,
@@ -264,6 +307,14 @@ impl Cast<'_> {
     fn sink(&self) -> anyhow::Result<Mutex<Member>> {
         self.member(Config { sink: self.sink_at, ..self.config(Role::Sink, "sink".to_owned()) })
     }
+}
+
+/// The memory that can be had, in bytes.
+fn available_memory() -> u64 {
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes: u64 = line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+    kibibytes * 1024
 }
 
 async fn free_port() -> anyhow::Result<SocketAddr> {

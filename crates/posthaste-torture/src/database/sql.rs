@@ -18,6 +18,10 @@ pub(super) struct Sql {
     pub(super) ledger: &'static str,
     pub(super) rows: &'static str,
     pub(super) changes: &'static str,
+    /// How many pending rows are leased by owners whose names begin like this.
+    pub(super) leased: &'static str,
+    /// How many leases of such owners were taken over.
+    pub(super) taken_over: &'static str,
 }
 
 /// The name of a status by its code.
@@ -37,8 +41,8 @@ const LEDGER: &str = "CREATE TABLE ledger (id VARCHAR(36) PRIMARY KEY, event_typ
                       name VARCHAR(64) NOT NULL, number BIGINT NOT NULL, hash BIGINT NOT NULL, poison SMALLINT NOT NULL)";
 const ALL_LEDGER: &str = "SELECT id, event_type, name, number, hash, poison FROM ledger";
 const ALL_ROWS: &str = "SELECT event_id, status, attempts, last_error FROM outbox_event";
-const ALL_CHANGES: &str =
-    "SELECT event_id, old_status, new_status, old_lease, new_lease, noted_at FROM outbox_change ORDER BY number";
+const ALL_CHANGES: &str = "SELECT event_id, old_status, new_status, old_lease, new_lease, noted_at, held_ms \
+     FROM outbox_change ORDER BY number";
 
 pub(super) const POSTGRES: Sql = Sql {
     create: &[
@@ -46,10 +50,11 @@ pub(super) const POSTGRES: Sql = Sql {
         LEDGER,
         "CREATE TABLE outbox_change (number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, event_id TEXT NOT NULL, \
          old_status SMALLINT NOT NULL, new_status SMALLINT NOT NULL, old_lease TEXT, new_lease TEXT, \
-         noted_at BIGINT NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)",
+         noted_at BIGINT NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, held_ms BIGINT)",
         "CREATE FUNCTION note_change() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-            INSERT INTO outbox_change (event_id, old_status, new_status, old_lease, new_lease) \
-            VALUES (OLD.event_id, OLD.status, NEW.status, OLD.locked_by, NEW.locked_by); RETURN NULL; END $$",
+            INSERT INTO outbox_change (event_id, old_status, new_status, old_lease, new_lease, held_ms) \
+            VALUES (OLD.event_id, OLD.status, NEW.status, OLD.locked_by, NEW.locked_by, \
+                    (extract(epoch FROM clock_timestamp() - OLD.locked_at) * 1000)::bigint); RETURN NULL; END $$",
         "CREATE TRIGGER note_change AFTER UPDATE ON outbox_event FOR EACH ROW \
          WHEN (OLD.status <> NEW.status OR (OLD.locked_by IS NOT NULL AND NEW.locked_by IS DISTINCT FROM OLD.locked_by)) \
          EXECUTE FUNCTION note_change()",
@@ -68,6 +73,8 @@ pub(super) const POSTGRES: Sql = Sql {
     ledger: ALL_LEDGER,
     rows: ALL_ROWS,
     changes: ALL_CHANGES,
+    leased: "SELECT count(*) FROM outbox_event WHERE status IN (0, 2) AND locked_by LIKE $1 || '-%'",
+    taken_over: "SELECT count(*) FROM outbox_change WHERE old_lease LIKE $1 || '-%' AND new_lease IS NOT NULL",
 };
 
 pub(super) const MARIADB: Sql = Sql {
@@ -76,12 +83,13 @@ pub(super) const MARIADB: Sql = Sql {
         LEDGER,
         "CREATE TABLE outbox_change (number BIGINT AUTO_INCREMENT PRIMARY KEY, event_id VARCHAR(255) NOT NULL, \
          old_status SMALLINT NOT NULL, new_status SMALLINT NOT NULL, old_lease VARCHAR(255), new_lease VARCHAR(255), \
-         noted_at BIGINT NOT NULL)",
+         noted_at BIGINT NOT NULL, held_ms BIGINT)",
         "CREATE TRIGGER note_change AFTER UPDATE ON outbox_event FOR EACH ROW \
          IF OLD.status <> NEW.status OR (OLD.locked_by IS NOT NULL AND NOT NEW.locked_by <=> OLD.locked_by) THEN \
-            INSERT INTO outbox_change (event_id, old_status, new_status, old_lease, new_lease, noted_at) \
+            INSERT INTO outbox_change (event_id, old_status, new_status, old_lease, new_lease, noted_at, held_ms) \
             VALUES (OLD.event_id, OLD.status, NEW.status, OLD.locked_by, NEW.locked_by, \
-                    CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)); \
+                    CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED), \
+                    TIMESTAMPDIFF(MICROSECOND, OLD.locked_at, UTC_TIMESTAMP(6)) DIV 1000); \
          END IF",
     ],
     insert_key: "INSERT INTO ledger_key (name, number) VALUES (?, 0)",
@@ -99,6 +107,8 @@ pub(super) const MARIADB: Sql = Sql {
     ledger: ALL_LEDGER,
     rows: "SELECT event_id, CAST(status AS SIGNED), attempts, last_error FROM outbox_event",
     changes: ALL_CHANGES,
+    leased: "SELECT count(*) FROM outbox_event WHERE status IN (0, 2) AND locked_by LIKE concat(?, '-%')",
+    taken_over: "SELECT count(*) FROM outbox_change WHERE old_lease LIKE concat(?, '-%') AND new_lease IS NOT NULL",
 };
 
 pub(super) const SQLITE: Sql = Sql {
@@ -107,11 +117,12 @@ pub(super) const SQLITE: Sql = Sql {
         LEDGER,
         "CREATE TABLE outbox_change (number INTEGER PRIMARY KEY, event_id TEXT NOT NULL, old_status INTEGER NOT NULL, \
          new_status INTEGER NOT NULL, old_lease TEXT, new_lease TEXT, noted_at INTEGER NOT NULL \
-         DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)))",
+         DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)), held_ms INTEGER)",
         "CREATE TRIGGER note_change AFTER UPDATE ON outbox_event FOR EACH ROW \
          WHEN old.status <> new.status OR (old.locked_by IS NOT NULL AND new.locked_by IS NOT old.locked_by) BEGIN \
-            INSERT INTO outbox_change (event_id, old_status, new_status, old_lease, new_lease) \
-            VALUES (old.event_id, old.status, new.status, old.locked_by, new.locked_by); \
+            INSERT INTO outbox_change (event_id, old_status, new_status, old_lease, new_lease, held_ms) \
+            VALUES (old.event_id, old.status, new.status, old.locked_by, new.locked_by, \
+                    CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - old.locked_at / 1000); \
          END",
     ],
     insert_key: MARIADB.insert_key,
@@ -129,4 +140,6 @@ pub(super) const SQLITE: Sql = Sql {
     ledger: ALL_LEDGER,
     rows: ALL_ROWS,
     changes: ALL_CHANGES,
+    leased: "SELECT count(*) FROM outbox_event WHERE status IN (0, 2) AND locked_by LIKE ? || '-%'",
+    taken_over: "SELECT count(*) FROM outbox_change WHERE old_lease LIKE ? || '-%' AND new_lease IS NOT NULL",
 };

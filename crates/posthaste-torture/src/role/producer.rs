@@ -27,10 +27,17 @@ pub(super) async fn run<D: Database>(config: Config, store: D, recorder: Arc<Rec
     let outbox = start(&config, &store, &recorder, if hot { Outbox::many_nodes } else { Outbox::writer_only }).await;
     let stop = CancellationToken::new();
     let mut writers = JoinSet::new();
-    for number in 0..config.writers {
-        let rng = fastrand::Rng::with_seed(config.seed.wrapping_add(number as u64));
+    let mut rng = config.rng();
+    for _ in 0..config.writers {
+        let rng = rng.fork();
         let pause = Duration::from_secs_f64(config.writers as f64 / config.rate);
-        let writer = Writer { outbox: outbox.clone(), recorder: Arc::clone(&recorder), rng, workload: config.workload };
+        let writer = Writer {
+            outbox: outbox.clone(),
+            recorder: Arc::clone(&recorder),
+            rng,
+            workload: config.workload,
+            sabotaged: config.sabotage.is_some(),
+        };
         writers.spawn(writer.write_until(stop.clone(), pause));
     }
     ended.recv().await;
@@ -44,6 +51,8 @@ struct Writer<D: Database> {
     recorder: Arc<Recorder>,
     rng: fastrand::Rng,
     workload: Workload,
+    /// A sabotaged build is to be caught by its mistake, and not by what it makes of poison.
+    sabotaged: bool,
 }
 
 impl<D: Database> Writer<D> {
@@ -54,6 +63,9 @@ impl<D: Database> Writer<D> {
         while !stop.is_cancelled() {
             ticks.tick().await;
             let mut messages: Vec<_> = (0..self.rng.usize(1..=3)).map(|_| plan(&mut self.rng, self.workload)).collect();
+            for (message, _) in &mut messages {
+                message.poison &= !self.sabotaged;
+            }
             match self.transact(&mut messages).await {
                 Ok(()) => self.note(&messages, |id| What::Acked { id }),
                 Err(Ended::Not(error)) => self.note(&messages, |id| What::Failed { id, error: error.clone() }),

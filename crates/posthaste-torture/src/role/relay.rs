@@ -33,22 +33,28 @@ pub(super) async fn run<D: Database>(config: Config, store: D, recorder: Arc<Rec
 async fn follow_the_numbers<D: Database>(config: &Config, store: &D, recorder: &Arc<Recorder>) {
     let sender = Sender::new(config, recorder);
     let mut page = Page::default();
+    let mut again = Vec::new();
     loop {
         let records = store.list(&Filter::default(), &page).await.unwrap_or_default();
         page.after = records.last().map(Cursor::from).or(page.after);
-        let deliveries: Vec<_> = records
-            .into_iter()
-            .filter_map(|record| Some(Delivery::new(record.event.ok()?, record.state.attempts, Path::Cold)))
-            .collect();
+        let mut deliveries: Vec<_> = std::mem::take(&mut again);
+        deliveries.extend(
+            records
+                .into_iter()
+                .filter_map(|record| Some(Delivery::new(record.event.ok()?, record.state.attempts, Path::Cold))),
+        );
         let verdicts = sender.on_events(&deliveries).await;
         let lease = posthaste_core::store::Lease::new("nobody", 1);
         let done = deliveries.iter().zip(&verdicts).filter(|(_, verdict)| matches!(verdict, Ok(Outcome::Done)));
         let done: Vec<_> =
             done.map(|(delivery, _)| Settlement::new(delivery.id().clone(), lease.clone(), Action::Done)).collect();
+        // What was refused is tried again: the mistake is in what is never read.
+        let refused = deliveries.iter().zip(&verdicts).filter(|(_, verdict)| !matches!(verdict, Ok(Outcome::Done)));
+        again = refused.map(|(delivery, _)| delivery.clone()).collect();
         if let Err(error) = store.settle_unfenced(&done).await {
             tracing::info!(%error, "not settled");
         }
-        if deliveries.is_empty() {
+        if done.is_empty() {
             sleep(Duration::from_millis(50)).await;
         }
     }

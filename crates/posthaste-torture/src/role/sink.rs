@@ -21,7 +21,7 @@ struct Sink {
 pub(super) async fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let mut ended = asked_to_end()?;
     let recorder = config.recorder()?;
-    let state = (Behaviour::default(), Misdeeds::default(), fastrand::Rng::with_seed(config.seed));
+    let state = (Behaviour::default(), Misdeeds::default(), config.rng());
     let sink = Arc::new(Sink { recorder, state: Mutex::new(state) });
     let listener = TcpListener::bind(config.sink).await.with_context(|| format!("listening at {}", config.sink))?;
     loop {

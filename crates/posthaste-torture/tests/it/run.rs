@@ -36,12 +36,13 @@ async fn is_valid(arguments: &str) {
 }
 
 /// The run is invalid, because one of these rules was broken.
-async fn is_caught(rules: &[&str], arguments: &str) {
+async fn is_caught(rules: &[&str], arguments: &str) -> String {
     let (output, _directory) = torture(arguments).await;
     let text = text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     let broken = |rule: &&str| text.contains(&format!("✗ {rule}"));
     assert!(rules.iter().any(broken), "none of {rules:?} was found to be broken:\n{text}");
+    text
 }
 
 const PROCESSES: &str =
@@ -66,8 +67,7 @@ async fn an_honest_build_is_valid_on_mariadb() {
 
 #[tokio::test]
 async fn without_faults_nothing_comes_twice() {
-    // No fault is asked for, and of those that are, none makes sense here.
-    is_valid("--database sqlite --seconds 3 --seed 4 --faults database-restart").await;
+    is_valid("--database sqlite --seconds 3 --seed 4 --no-faults").await;
 }
 
 #[tokio::test]
@@ -91,7 +91,9 @@ async fn to_ignore_the_acknowledgement_is_caught() {
 #[tokio::test]
 async fn a_cursor_by_id_is_caught() {
     let faults = "--faults long-transaction --relays 1 --seconds 8 --margin 10 --seed 8";
-    is_caught(&["lost", "stuck"], &format!("--sabotage cursor-by-id --database postgres {faults}")).await;
+    let text = is_caught(&["lost", "stuck"], &format!("--sabotage cursor-by-id --database postgres {faults}")).await;
+    // What was overtaken, and nothing else.
+    assert!(text.contains("nemesis/0"), "{text}");
 }
 
 #[tokio::test]
@@ -101,6 +103,13 @@ async fn a_directory_with_something_in_it_is_refused() {
     let arguments = ["--seconds", "1", "--output"];
     let output = Command::new(env!("CARGO_BIN_EXE_posthaste-torture")).args(arguments).arg(directory.path()).output();
     let output = output.await.unwrap();
-    assert!(!output.status.success());
+    assert_eq!(output.status.code(), Some(2));
     assert!(text(&output).contains("is not empty"), "{}", text(&output));
+}
+
+#[tokio::test]
+async fn a_fault_that_cannot_be_had_is_refused_when_it_is_asked_for() {
+    let (output, _directory) = torture("--seconds 1 --faults database-crash").await;
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).contains("database-crash cannot be had here: SQLite has no server"), "{}", text(&output));
 }
