@@ -113,9 +113,11 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         watched = watch(&world, &mut view) => watched?,
     }
     // Until here somebody writes, so that everybody has something to deliver.
-    tokio::select! {
-        () = world.hear_everybody() => {}
-        watched = watch(&world, &mut view) => watched?,
+    if world.plan.sabotage.is_none() {
+        tokio::select! {
+            () = world.hear_everybody() => {}
+            watched = watch(&world, &mut view) => watched?,
+        }
     }
     heal(&world).await?;
     tokio::select! {

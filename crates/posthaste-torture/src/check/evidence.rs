@@ -125,7 +125,9 @@ impl<'a> Evidence<'a> {
                     self.fallen.push((&entry.who, how));
                 }
             }
-            What::AnswerLost { messages } => self.unanswered += messages,
+            What::AnswerLost { ids } => self.unanswered += ids.len() as u64,
+            What::DidNotEnd => self.fallen.push((&entry.who, "a kill, since it did not end in time".to_owned())),
+            What::Silent => self.fallen.push((&entry.who, "nothing delivered at the end".to_owned())),
             What::Broken { fault, .. } => self.fault(fault).broken += 1,
             What::Mended { fault, effects } => {
                 let fault = self.fault(fault);
@@ -249,6 +251,8 @@ pub(super) fn subject(what: &What) -> Option<&str> {
         What::Run(_)
         | What::Started { .. }
         | What::Exited { .. }
+        | What::DidNotEnd
+        | What::Silent
         | What::AnswerLost { .. }
         | What::Broken { .. }
         | What::Mended { .. }
