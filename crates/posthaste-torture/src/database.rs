@@ -170,6 +170,7 @@ macro_rules! database {
                             id: row.try_get(0)?,
                             status: [status(row.try_get(1)?), status(row.try_get(2)?)],
                             lease: [row.try_get(3)?, row.try_get(4)?],
+                            held_ms: None,
                         },
                     ));
                 }

@@ -42,6 +42,8 @@ pub enum What {
         /// Whether somebody wanted it to end.
         wanted: bool,
     },
+    /// A process did not end in time after it had been asked to.
+    DidNotEnd,
 
     /// A producer was told that its transaction is committed.
     Acked {
@@ -77,10 +79,10 @@ pub enum What {
         /// Its event.
         id: String,
     },
-    /// A relay cannot know whether the sink took these many messages: the connection broke, or the time was over.
+    /// A relay cannot know whether the sink took these messages: the connection broke, or the time was over.
     AnswerLost {
-        /// How many messages the lost answer was about.
-        messages: u64,
+        /// The events that the lost answer was about.
+        ids: Vec<String>,
     },
     /// A relay settled a row.
     Settled {
@@ -145,6 +147,9 @@ pub enum What {
         status: [String; 2],
         /// The lease before and after.
         lease: [Option<String>; 2],
+        /// For how many milliseconds the lease before had stood since it was taken or renewed, by the clock that decides
+        /// when it has run out. Nothing if there was none, or that is not known.
+        held_ms: Option<i64>,
     },
     /// The last line: the history is whole.
     End,
@@ -165,8 +170,10 @@ pub struct Run {
     pub faults: Vec<String>,
     /// Faults that were left out, each with the reason.
     pub left_out: Vec<(String, String)>,
-    /// The most events that a process has in hand at once, all of which a crash may repeat.
-    pub in_hand: u64,
+    /// After how many milliseconds a lease has run out. 0 if that is not known.
+    pub lease_ms: i64,
+    /// At which failure an event is DEAD. 0 if that is not known.
+    pub attempts: u32,
     /// Whether order within a key is promised.
     pub ordered: bool,
 }

@@ -33,7 +33,7 @@ impl Sender {
             return events.iter().map(|_| Ok(Outcome::RetryAfter(SINK_AWAY))).collect();
         };
         let request = Request::Take(events.iter().map(parcel).collect());
-        let unanswered = Unanswered { recorder: &self.recorder, messages: events.len() as u64 };
+        let unanswered = Unanswered { recorder: &self.recorder, events };
         match lines.ask::<Vec<Answer>>(&request).await {
             Ok(answers) if answers.len() == events.len() => {
                 unanswered.answered();
@@ -100,7 +100,7 @@ fn parcel(event: &Delivery) -> Parcel {
 /// Notes that an answer did not come, for whatever reason: an error, or the time limit that drops the future.
 struct Unanswered<'a> {
     recorder: &'a Recorder,
-    messages: u64,
+    events: &'a [Delivery],
 }
 
 impl Unanswered<'_> {
@@ -111,6 +111,7 @@ impl Unanswered<'_> {
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        self.recorder.record(What::AnswerLost { messages: self.messages });
+        let ids = self.events.iter().map(|event| event.id().to_string()).collect();
+        self.recorder.record(What::AnswerLost { ids });
     }
 }
