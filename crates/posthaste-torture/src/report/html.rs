@@ -165,8 +165,8 @@ fn settings(report: &Report) -> String {
         ("database", escape(&run.database)),
         ("seed", run.seed.to_string()),
         ("broken for", counted(run.seconds, "second")),
-        ("lease", known(run.lease_ms.unsigned_abs(), "millisecond")),
-        ("attempts", known(run.attempts.into(), "attempt")),
+        ("a lease runs out after", known(run.lease_ms.unsigned_abs(), "millisecond")),
+        ("DEAD after", known(run.attempts.into(), "failure")),
         ("order within a key", if run.ordered { "promised" } else { "not promised" }.to_owned()),
     ];
     let rows = settings.map(|(name, value)| format!("<dt>{name}</dt><dd>{value}</dd>\n"));
