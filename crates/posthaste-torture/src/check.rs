@@ -9,6 +9,7 @@ mod fence;
 mod judge;
 #[cfg(test)]
 pub(crate) mod planted;
+mod repeats;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -96,23 +97,24 @@ pub enum Rule {
     Atomicity,
     /// Everything written was received or is DEAD.
     Lost,
-    /// Everything DONE was received.
+    /// Everything DONE had been received before.
     FalseDone,
     /// Everything received was written.
     Phantom,
     /// Everything was received as it was written.
     Corrupt,
-    /// Nothing is DEAD but planned poison and malformed rows.
+    /// Nothing is DEAD but planned poison, at its last attempt, and malformed rows, each with the reason.
     WronglyDead,
-    /// Rows are changed only under the lease that stands in them, and not when they are DONE or DEAD.
+    /// Rows are changed only under the lease that stands in them, which nobody takes over before it has run out, and not
+    /// when they are DONE or DEAD.
     Fence,
     /// First deliveries of a key have rising numbers, if that is promised.
     Order,
-    /// No more is received twice than the faults explain.
+    /// Nothing is received more often than the faults that befell it explain.
     Duplicates,
     /// Nothing is pending when the patience is over.
     Stuck,
-    /// No process ends unless somebody wants it to, and then in order.
+    /// No process ends unless somebody wants it to, and then in time and in order.
     Fallen,
 }
 
@@ -154,15 +156,15 @@ impl Rule {
         match self {
             Self::Atomicity => "business row, event and what the producer was told do not agree",
             Self::Lost => "written, but neither received nor DEAD",
-            Self::FalseDone => "DONE, but never received",
+            Self::FalseDone => "DONE, but never received, or only afterwards",
             Self::Phantom => "received, but never written",
             Self::Corrupt => "received otherwise than written",
-            Self::WronglyDead => "DEAD, but neither poison by plan nor malformed",
-            Self::Fence => "changed without the lease, or after DONE or DEAD",
+            Self::WronglyDead => "DEAD against the plan, at the wrong failure, or without a reason",
+            Self::Fence => "changed without the lease, taken over early, or changed after DONE or DEAD",
             Self::Order => "first received after a later one of its key",
             Self::Duplicates => "received again",
             Self::Stuck => "still pending when the patience was over",
-            Self::Fallen => "processes that ended by themselves, or in disorder",
+            Self::Fallen => "processes that ended by themselves, in disorder, or not at all",
         }
     }
 }
@@ -174,7 +176,7 @@ pub struct Verdict {
     pub rule: Rule,
     /// Whether it holds.
     pub outcome: Outcome,
-    /// How many events break it; for [`Rule::Duplicates`], how many deliveries were repeats, allowed or not.
+    /// How many events break it; for [`Rule::Duplicates`], how many deliveries were repeats, explained or not.
     pub count: u64,
     /// The first events that break it, at most [`EXAMPLES`].
     pub examples: Vec<Example>,
@@ -209,11 +211,11 @@ pub struct Example {
 pub struct Totals {
     /// Business rows.
     pub written: u64,
-    /// Transactions of which the producer was told that they are committed.
+    /// Events of which the producer was told that they are committed.
     pub acked: u64,
-    /// Transactions of which it was told that they are not.
+    /// Events of which it was told that they are not.
     pub failed: u64,
-    /// Transactions of which it was told that nobody knows.
+    /// Events of which it was told that nobody knows.
     pub unknown: u64,
     /// Messages that the sink took, repeats and all.
     pub received: u64,
@@ -221,7 +223,7 @@ pub struct Totals {
     pub refused: u64,
     /// Messages received again.
     pub duplicates: u64,
-    /// How many of those the faults explain.
+    /// How many of those are explained, each by what befell its event.
     pub allowed: u64,
     /// Rows that are DEAD.
     pub dead: u64,
@@ -231,7 +233,7 @@ pub struct Totals {
     pub pending: u64,
     /// Processes ended by a signal.
     pub crashes: u64,
-    /// Leases lost: settlements that were refused, and rows that went from one lease to the next.
+    /// Leases lost: rows that went from one lease to the next.
     pub lost_leases: u64,
     /// Messages to which the sink's answer never came.
     pub unanswered: u64,
@@ -287,8 +289,10 @@ fn stories(findings: &[(Rule, Findings)], entries: &[Entry]) -> Stories {
         return stories;
     }
     for entry in entries {
-        if let Some(story) = evidence::subject(&entry.what).and_then(|id| stories.get_mut(id)) {
-            story.push(entry.clone());
+        for id in evidence::subjects(&entry.what) {
+            if let Some(story) = stories.get_mut(id) {
+                story.push(entry.clone());
+            }
         }
     }
     // What the database noted stands at the end of the history, but happened in between.

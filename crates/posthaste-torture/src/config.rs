@@ -18,9 +18,6 @@ pub(crate) const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
 /// The most events that wait in each queue of a process, and that one statement settles.
 const QUEUE: usize = 200;
 
-/// The most events that a process has in hand: both queues, what the workers hold, and what waits to be settled.
-pub(crate) const IN_HAND: u64 = 4 * QUEUE as u64;
-
 /// A database to torture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]

@@ -42,7 +42,6 @@ pub enum What {
         /// Whether somebody wanted it to end.
         wanted: bool,
     },
-
     /// A process did not end in time after it had been asked to.
     DidNotEnd,
     /// A process delivered nothing for long, although everything was mended.
@@ -151,7 +150,7 @@ pub enum What {
         /// The lease before and after.
         lease: [Option<String>; 2],
         /// For how many milliseconds the lease before had stood since it was taken or renewed, by the clock that decides
-        /// when it has run out.
+        /// when it has run out. Nothing if there was none, or that is not known.
         held_ms: Option<i64>,
     },
     /// The last line: the history is whole.
@@ -173,11 +172,9 @@ pub struct Run {
     pub faults: Vec<String>,
     /// Faults that were left out, each with the reason.
     pub left_out: Vec<(String, String)>,
-    /// The most events that a process has in hand at once, all of which a crash may repeat.
-    pub in_hand: u64,
-    /// After how many milliseconds a lease has run out.
+    /// After how many milliseconds a lease has run out. 0 if that is not known.
     pub lease_ms: i64,
-    /// At which failure an event is DEAD.
+    /// At which failure an event is DEAD. 0 if that is not known.
     pub attempts: u32,
     /// Whether order within a key is promised.
     pub ordered: bool,

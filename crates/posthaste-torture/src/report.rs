@@ -62,7 +62,7 @@ impl Page {
         );
         self.figure("written", totals.written, &written)?;
         self.figure("received", totals.received, &format!("{} refused", count(totals.refused)))?;
-        self.figure("repeated", totals.duplicates, &allowance(totals, report.run.in_hand))?;
+        self.figure("repeated", totals.duplicates, &explanation(totals))?;
         self.figure("dead", totals.dead, &format!("{} put in by hand", counted(totals.malformed, "malformed row")))?;
         self.figure("pending", totals.pending, "")?;
         writeln!(self.text)
@@ -172,17 +172,13 @@ impl Page {
     }
 }
 
-/// How many repeats there may be, and why.
-fn allowance(totals: &Totals, in_hand: u64) -> String {
-    if totals.allowed == 0 {
-        return "none allowed".to_owned();
+/// Whether the repeats are explained, and how many things happened that may explain one.
+fn explanation(totals: &Totals) -> String {
+    let reasons =
+        format!("{}, {}", counted(totals.lost_leases, "lost lease"), counted(totals.unanswered, "unanswered message"));
+    match totals.duplicates.saturating_sub(totals.allowed) {
+        0 if totals.duplicates == 0 => reasons,
+        0 => format!("each explained: {reasons}"),
+        unexplained => format!("{} not explained: {reasons}", count(unexplained)),
     }
-    format!(
-        "of {} allowed: {} with {} in hand, {} and {}",
-        count(totals.allowed),
-        counted(totals.crashes, "kill"),
-        count(in_hand),
-        counted(totals.lost_leases, "lost lease"),
-        counted(totals.unanswered, "unanswered message")
-    )
 }

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::check;
-use crate::config::{IN_HAND, Kind, LEASE, LONGEST_BACKOFF};
+use crate::config::{Kind, LEASE, LONGEST_BACKOFF};
 use crate::database::Database;
 use crate::fault::Fault;
 use crate::history::{self, Entry, Recorder, Run, What};
@@ -91,7 +91,6 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         seconds: plan.seconds,
         faults: faults.iter().map(|fault| fault.name()).collect(),
         left_out,
-        in_hand: IN_HAND,
         lease_ms: i64::try_from(LEASE.as_millis())?,
         attempts: posthaste_core::Options::default().retry_attempts,
         ordered: false,

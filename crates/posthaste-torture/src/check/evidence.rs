@@ -22,7 +22,9 @@ pub(super) struct Evidence<'a> {
     pub(super) crashes: u64,
     /// Messages whose answer never came.
     pub(super) unanswered: u64,
-    /// Processes that ended by themselves or in disorder, and how.
+    /// When each process ended, and whether by itself, in the order of time.
+    ends: HashMap<&'a str, Vec<(i64, bool)>>,
+    /// Processes that ended by themselves or in disorder or not at all, and how.
     pub(super) fallen: Vec<(&'a str, String)>,
     pub(super) ledger: u64,
     pub(super) rows: u64,
@@ -38,13 +40,21 @@ pub(super) struct Event<'a> {
     pub(super) ledger: Option<&'a Message>,
     /// The status of its row.
     pub(super) row: Option<&'a str>,
+    /// How often it has failed, by its row.
+    pub(super) attempts: u32,
+    /// Why it failed last, by its row.
+    pub(super) error: Option<&'a str>,
     pub(super) received: Vec<&'a Message>,
     pub(super) refused: u64,
+    /// How often an answer about it never came.
+    pub(super) answers_lost: u64,
     pub(super) settled: Vec<Settled<'a>>,
     pub(super) changed: Vec<Changed<'a>>,
     /// When it was first heard of, before the database was looked at.
     pub(super) seen_at: Option<i64>,
     pub(super) received_at: Option<i64>,
+    /// When the database noted that it is DONE.
+    pub(super) done_at: Option<i64>,
     pub(super) dead_at: Option<i64>,
 }
 
@@ -59,6 +69,7 @@ pub(super) struct Told {
 }
 
 pub(super) struct Settled<'a> {
+    pub(super) at: i64,
     pub(super) who: &'a str,
     pub(super) lease: &'a str,
     pub(super) action: &'a str,
@@ -68,6 +79,7 @@ pub(super) struct Settled<'a> {
 pub(super) struct Changed<'a> {
     pub(super) status: [&'a str; 2],
     pub(super) lease: [Option<&'a str>; 2],
+    pub(super) held_ms: Option<i64>,
 }
 
 pub(super) struct FaultSeen<'a> {
@@ -93,6 +105,7 @@ impl<'a> Evidence<'a> {
         for entry in entries {
             evidence.take(entry);
         }
+        evidence.ends.values_mut().for_each(|ends| ends.sort_unstable());
         evidence
     }
 
@@ -112,22 +125,36 @@ impl<'a> Evidence<'a> {
         drained.at >= healed.at.saturating_add(patience)
     }
 
+    /// Whether a process ended by itself within that many microseconds of a moment.
+    pub(super) fn ended_within(&self, who: &str, at: i64, micros: i64) -> bool {
+        let ends = self.ends.get(who).map_or(&[][..], Vec::as_slice);
+        let next = ends.get(ends.partition_point(|(end, _)| *end < at));
+        next.is_some_and(|(end, by_itself)| *by_itself && *end <= at.saturating_add(micros))
+    }
+
     fn take(&mut self, entry: &'a Entry) {
         match &entry.what {
             What::Run(run) => self.run = self.run.or(Some(run)),
             What::Exited { status, signal, wanted } => {
                 self.crashes += u64::from(signal.is_some());
-                if !wanted || status.is_some_and(|status| !is_orderly(status)) {
+                self.ends.entry(&entry.who).or_default().push((entry.at, signal.is_none()));
+                let orderly = status.is_none_or(is_orderly) && signal.is_none_or(is_sent);
+                if !wanted || !orderly {
                     let how = match (signal, status) {
-                        (Some(signal), _) => format!("signal {signal}"),
-                        (None, status) => format!("exit status {}", status.unwrap_or(-1)),
+                        (Some(signal), _) => format!("it ended with signal {signal}"),
+                        (None, status) => format!("it ended with exit status {}", status.unwrap_or(-1)),
                     };
                     self.fallen.push((&entry.who, how));
                 }
             }
-            What::AnswerLost { ids } => self.unanswered += ids.len() as u64,
-            What::DidNotEnd => self.fallen.push((&entry.who, "a kill, since it did not end in time".to_owned())),
-            What::Silent => self.fallen.push((&entry.who, "nothing delivered at the end".to_owned())),
+            What::DidNotEnd => self.fallen.push((&entry.who, "it did not end when it was asked to".to_owned())),
+            What::AnswerLost { ids } => {
+                self.unanswered += ids.len() as u64;
+                ids.iter().for_each(|id| self.take_of_event(id, entry));
+            }
+            What::Silent => {
+                self.fallen.push((&entry.who, "it delivered nothing although everything was mended".to_owned()))
+            }
             What::Broken { fault, .. } => self.fault(fault).broken += 1,
             What::Mended { fault, effects } => {
                 let fault = self.fault(fault);
@@ -154,16 +181,20 @@ impl<'a> Evidence<'a> {
                 event.ledger = Some(message);
                 return;
             }
-            What::Row { status, .. } => {
+            What::Row { status, attempts, error, .. } => {
                 self.rows += u64::from(event.row.is_none());
                 event.row = Some(status);
+                (event.attempts, event.error) = (*attempts, error.as_deref());
                 return;
             }
-            What::Changed { status: [before, after], lease: [held, next], .. } => {
+            What::Changed { status: [before, after], lease: [held, next], held_ms, .. } => {
                 self.changes += 1;
-                event.changed.push(Changed { status: [before, after], lease: [held.as_deref(), next.as_deref()] });
-                if after == "dead" {
-                    event.dead_at.get_or_insert(entry.at);
+                let (status, lease) = ([&**before, after], [held.as_deref(), next.as_deref()]);
+                event.changed.push(Changed { status, lease, held_ms: *held_ms });
+                match &**after {
+                    "done" if before != after => _ = event.done_at.get_or_insert(entry.at),
+                    "dead" => _ = event.dead_at.get_or_insert(entry.at),
+                    _ => {}
                 }
                 return;
             }
@@ -181,8 +212,9 @@ impl<'a> Evidence<'a> {
                 event.received.push(message);
             }
             What::Refused { .. } => event.refused += 1,
+            What::AnswerLost { .. } => event.answers_lost += 1,
             What::Settled { lease, action, applied, .. } => {
-                event.settled.push(Settled { who: &entry.who, lease, action, applied: *applied });
+                event.settled.push(Settled { at: entry.at, who: &entry.who, lease, action, applied: *applied });
                 if *applied && action == "dead" {
                     event.dead_at.get_or_insert(entry.at);
                 }
@@ -233,6 +265,17 @@ impl Event<'_> {
 /// Whether a row of that status is left alone for ever.
 pub(super) fn is_final(status: &str) -> bool {
     matches!(status, "done" | "dead")
+}
+
+/// The events that an entry is about, where it may be about several.
+pub(super) fn subjects(what: &What) -> impl Iterator<Item = &str> {
+    let several = if let What::AnswerLost { ids } = what { &ids[..] } else { &[] };
+    subject(what).into_iter().chain(several.iter().map(String::as_str))
+}
+
+/// Whether somebody who wants a process to end sends it that signal: KILL, or TERM before it could listen.
+fn is_sent(signal: i32) -> bool {
+    [9, 15].contains(&signal)
 }
 
 /// The event that an entry is about, if it is about one.

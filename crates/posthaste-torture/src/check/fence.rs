@@ -9,9 +9,13 @@ use std::collections::hash_map::Entry;
 use super::evidence::{Changed, Event, Evidence, Settled, is_final};
 use super::judge::reasons;
 
+/// By how many milliseconds the times of a lease may be rounded.
+const ROUNDING_MS: i64 = 5;
+
 /// What is wrong with the changes of a row, if anything.
 pub(super) fn crossed(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
     let mut wrong: Vec<_> = event.changed.iter().filter_map(forbidden).collect();
+    wrong.extend(event.changed.iter().filter_map(|changed| early(evidence, changed)));
     let ended = ended(event, &mut wrong);
     // If no change was noted at all, nobody was there to note them, which is a doubt and no proof.
     if evidence.ended && evidence.changes > 0 {
@@ -21,11 +25,9 @@ pub(super) fn crossed(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<Stri
     reasons(wrong.into_iter())
 }
 
-/// Leases that were lost: settlements that were refused, and changes from one lease to the next.
+/// Leases that were lost to another. A settlement that is refused for it says so only once more.
 pub(super) fn lost_leases(event: &Event<'_>) -> u64 {
-    let refused = event.settled.iter().filter(|settled| !settled.applied).count();
-    let taken = event.changed.iter().filter(|changed| is_taken(changed)).count();
-    (refused + taken) as u64
+    event.changed.iter().filter(|changed| is_taken(changed)).count() as u64
 }
 
 fn is_taken(changed: &Changed<'_>) -> bool {
@@ -45,6 +47,13 @@ fn forbidden(changed: &Changed<'_>) -> Option<String> {
         [Some(_), Some(_)] if before != after => Some(format!("{} and was leased all the same", became())),
         _ => None,
     }
+}
+
+/// A lease that another took over before it had run out: two owned the row at once.
+fn early(evidence: &Evidence<'_>, changed: &Changed<'_>) -> Option<String> {
+    let (lease, held) = (evidence.run?.lease_ms, changed.held_ms?);
+    let early = is_taken(changed) && held.saturating_add(ROUNDING_MS) < lease;
+    early.then(|| format!("its lease was taken over after {held} ms of {lease}"))
 }
 
 /// The change that ended each lease. No two leases are equal, so one that ends again had come back.

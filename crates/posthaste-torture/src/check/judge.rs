@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::evidence::{Event, Evidence};
-use super::{EXAMPLES, Fault, Rule, Totals, fence};
+use super::{EXAMPLES, Fault, Rule, Totals, fence, repeats};
 use crate::history::Message;
 
 /// What breaks a rule.
@@ -88,10 +88,19 @@ fn lost(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
     wrong.then(|| format!("it was never received, and its row is {}", row()))
 }
 
+/// By how many microseconds the clocks of the sink and the database may differ: some count milliseconds.
+const CLOCKS: i64 = 50_000;
+
 fn false_done(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
-    // A malformed row that is made DONE was not received either.
-    let wrong = evidence.is_complete() && event.is("done") && event.received.is_empty();
-    wrong.then(|| "its row is DONE, but it was never received".to_owned())
+    if !evidence.is_complete() {
+        return None;
+    }
+    let Some(received_at) = event.received_at else {
+        // A malformed row that is made DONE was not received either.
+        return event.is("done").then(|| "its row is DONE, but it was never received".to_owned());
+    };
+    let early = received_at.saturating_sub(event.done_at?);
+    (early > CLOCKS).then(|| format!("it was DONE {} ms before it was first received", early / 1000))
 }
 
 fn phantom(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
@@ -122,7 +131,18 @@ fn wrongly_dead(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
         Some(ledger) => ledger.poison,
         None => event.malformed || !evidence.is_complete(),
     };
-    (event.is("dead") && !planned).then(|| "its row is DEAD, which nobody planned".to_owned())
+    if !event.is("dead") {
+        return None;
+    }
+    if !planned {
+        return Some("its row is DEAD, which nobody planned".to_owned());
+    }
+    let poison = event.ledger.is_some_and(|ledger| ledger.poison);
+    let last = evidence.run.map(|run| run.attempts).filter(|last| *last > 0 && poison);
+    let untimely = last.filter(|last| *last != event.attempts);
+    let untimely = untimely.map(|last| format!("its row is DEAD at failure {}, not {last}", event.attempts));
+    let baseless = event.error.is_none_or(str::is_empty).then(|| "its row is DEAD without a reason".to_owned());
+    reasons(untimely.into_iter().chain(baseless))
 }
 
 /// First deliveries of a key, in the order in which they came. What is DEAD or meant to be may come late or never.
@@ -145,16 +165,17 @@ fn order(evidence: &Evidence<'_>) -> Findings {
     findings
 }
 
-/// The count is told in any case, and examples only when there are too many.
+/// All repeats are counted, and examples are those that nothing explains.
 fn duplicates(evidence: &Evidence<'_>) -> Findings {
-    let Totals { duplicates, allowed, .. } = totals(evidence);
-    let mut findings = Findings { count: duplicates, ..Findings::default() };
-    // A crash whose line is missing may be what explains them.
-    if duplicates <= allowed || !evidence.ended {
-        return findings;
-    }
-    for event in evidence.events.iter().filter(|event| event.repeats() > 0) {
-        findings.name(event.id, format!("it was received {} times", event.received.len()));
+    let mut findings = Findings::default();
+    for event in &evidence.events {
+        findings.count += event.repeats();
+        let explained = repeats::explained(evidence, event);
+        // What explains them may be a line that is missing.
+        if event.repeats() > explained && evidence.ended && evidence.changes > 0 && !is_unnoted(event) {
+            let times = event.received.len();
+            findings.name(event.id, format!("it was received {times} times; repeats explained: {explained}"));
+        }
     }
     findings
 }
@@ -171,7 +192,7 @@ fn stuck(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
 fn fallen(evidence: &Evidence<'_>) -> Findings {
     let mut findings = Findings::default();
     for (who, how) in &evidence.fallen {
-        findings.add(who, format!("it ended with {how}"));
+        findings.add(who, how.as_str());
     }
     findings
 }
@@ -250,19 +271,9 @@ pub(super) fn totals(evidence: &Evidence<'_>) -> Totals {
         totals.malformed += u64::from(event.malformed);
         totals.pending += u64::from(event.is_pending());
         totals.lost_leases += fence::lost_leases(event);
+        totals.allowed += repeats::explained(evidence, event);
     }
-    totals.allowed = allowed(evidence, &totals);
     totals
-}
-
-/// How many repeats the faults explain: a crash all that a process has in hand, a lost lease the event, a lost answer the
-/// messages that it was about. Without faults, none.
-fn allowed(evidence: &Evidence<'_>, totals: &Totals) -> u64 {
-    if evidence.faults.iter().all(|fault| fault.broken == 0) {
-        return 0;
-    }
-    let in_hand = evidence.run.map_or(0, |run| run.in_hand);
-    totals.crashes.saturating_mul(in_hand) + totals.lost_leases + totals.unanswered
 }
 
 pub(super) fn faults(evidence: &Evidence<'_>) -> Vec<Fault> {

@@ -38,7 +38,8 @@ impl Planted {
             seconds: 10,
             faults: vec!["kill-relay".to_owned()],
             left_out: vec![("disk-full".to_owned(), "needs root".to_owned())],
-            in_hand: 2,
+            lease_ms: 600,
+            attempts: 2,
             ordered: true,
         };
         self.add(0, "runner", What::Run(run));
@@ -82,7 +83,7 @@ impl Planted {
         for (id, status) in rows {
             self.add(12_000, "runner", row(id, status));
         }
-        self.add(2800, "database", changed("a1", ["new", "new"], [Some("r1/1"), Some("r2/1")]));
+        self.add(2800, "database", taken_over("a1", ["r1/1", "r2/1"], Some(900)));
         for (at, id, lease) in [(3001, "a1", "r2/1"), (3101, "a2", "r2/2"), (3201, "a3", "r2/3"), (3301, "b2", "r2/4")]
         {
             self.add(at, "database", changed(id, ["new", "done"], [Some(lease), None]));
@@ -159,7 +160,16 @@ pub(crate) fn settled(id: &str, lease: &str, action: &str, applied: bool) -> Wha
 
 pub(crate) fn changed(id: &str, status: [&str; 2], lease: [Option<&str>; 2]) -> What {
     let (status, lease) = (status.map(str::to_owned), lease.map(|lease| lease.map(str::to_owned)));
-    What::Changed { id: id.to_owned(), status, lease }
+    What::Changed { id: id.to_owned(), status, lease, held_ms: None }
+}
+
+pub(crate) fn taken_over(id: &str, lease: [&str; 2], held_ms: Option<i64>) -> What {
+    let (status, lease) = (["new", "new"].map(str::to_owned), lease.map(|lease| Some(lease.to_owned())));
+    What::Changed { id: id.to_owned(), status, lease, held_ms }
+}
+
+pub(crate) fn answer_lost(ids: &[&str]) -> What {
+    What::AnswerLost { ids: ids.iter().map(|id| (*id).to_owned()).collect() }
 }
 
 pub(crate) fn row(id: &str, status: &str) -> What {

@@ -25,7 +25,7 @@ pub struct Timeline {
     pub processes: Vec<Lane>,
     /// The seconds that one point of a curve stands for, at least one.
     pub step: u64,
-    /// Transactions acknowledged per second.
+    /// Events acknowledged per second.
     pub written: Vec<f64>,
     /// Messages received per second, repeats and all.
     pub received: Vec<f64>,

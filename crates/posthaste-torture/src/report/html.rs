@@ -77,7 +77,7 @@ fn tiles(report: &Report) -> String {
     let tiles = [
         ("written", totals.written, format!("{} acknowledged, {} unknown", count(totals.acked), count(totals.unknown))),
         ("received", totals.received, format!("{} refused", count(totals.refused))),
-        ("repeated", totals.duplicates, format!("of {} allowed", count(totals.allowed))),
+        ("repeated", totals.duplicates, format!("{} explained", count(totals.allowed))),
         ("dead", totals.dead, format!("{} malformed", count(totals.malformed))),
         ("pending", totals.pending, "at the end".to_owned()),
         ("kills", totals.crashes, counted(totals.lost_leases, "lost lease")),
@@ -153,6 +153,11 @@ fn faults(report: &Report) -> String {
     format!("<div class=\"wide\"><table>\n{head}\n{rows}</table></div>")
 }
 
+/// A setting of which 0 says that it is not known.
+fn known(number: u64, noun: &str) -> String {
+    if number == 0 { "not known".to_owned() } else { counted(number, noun) }
+}
+
 fn settings(report: &Report) -> String {
     let run = &report.run;
     let settings = [
@@ -160,7 +165,8 @@ fn settings(report: &Report) -> String {
         ("database", escape(&run.database)),
         ("seed", run.seed.to_string()),
         ("broken for", counted(run.seconds, "second")),
-        ("events in hand, at most", count(run.in_hand)),
+        ("a lease runs out after", known(run.lease_ms.unsigned_abs(), "millisecond")),
+        ("DEAD after", known(run.attempts.into(), "failure")),
         ("order within a key", if run.ordered { "promised" } else { "not promised" }.to_owned()),
     ];
     let rows = settings.map(|(name, value)| format!("<dt>{name}</dt><dd>{value}</dd>\n"));

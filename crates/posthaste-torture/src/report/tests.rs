@@ -1,13 +1,13 @@
 use super::{html, text};
 use crate::check::check;
-use crate::check::planted::{Planted, RECEIVED, message};
+use crate::check::planted::{Planted, RECEIVED, answer_lost, message};
 use crate::history::{Message, What};
 
 const VALID: &str = r#"posthaste-torture 0.1.0, sqlite, seed 42, 10 seconds
 
   written               5  4 acknowledged, 1 failed, 1 unknown
   received              5  2 refused
-  repeated              1  of 3 allowed: 1 kill with 2 in hand, 1 lost lease and 0 unanswered messages
+  repeated              1  each explained: 1 lost lease, 0 unanswered messages
   dead                  2  1 malformed row put in by hand
   pending               0
 
@@ -18,15 +18,15 @@ const VALID: &str = r#"posthaste-torture 0.1.0, sqlite, seed 42, 10 seconds
     verdict         found  of what
   ✓ atomicity           0  business row, event and what the producer was told do not agree
   ✓ lost                0  written, but neither received nor DEAD
-  ✓ false done          0  DONE, but never received
+  ✓ false done          0  DONE, but never received, or only afterwards
   ✓ phantom             0  received, but never written
   ✓ corrupt             0  received otherwise than written
-  ✓ wrongly dead        0  DEAD, but neither poison by plan nor malformed
-  ✓ fence               0  changed without the lease, or after DONE or DEAD
+  ✓ wrongly dead        0  DEAD against the plan, at the wrong failure, or without a reason
+  ✓ fence               0  changed without the lease, taken over early, or changed after DONE or DEAD
   ✓ order               0  first received after a later one of its key
-  ✓ duplicates          1  received again, of 3 allowed
+  ✓ duplicates          1  received again, 1 explained
   ✓ stuck               0  still pending when the patience was over
-  ✓ fallen              0  processes that ended by themselves, or in disorder
+  ✓ fallen              0  processes that ended by themselves, in disorder, or not at all
 
 VALID: every promise was kept.
 "#;
@@ -35,7 +35,7 @@ const INVALID: &str = r#"posthaste-torture 0.1.0, sqlite, seed 42, 10 seconds
 
   written               5  4 acknowledged, 1 failed, 1 unknown
   received              5  2 refused
-  repeated              1  of 3 allowed: 1 kill with 2 in hand, 1 lost lease and 0 unanswered messages
+  repeated              1  each explained: 1 lost lease, 0 unanswered messages
   dead                  2  1 malformed row put in by hand
   pending               0
 
@@ -47,15 +47,15 @@ const INVALID: &str = r#"posthaste-torture 0.1.0, sqlite, seed 42, 10 seconds
     verdict         found  of what
   ✓ atomicity           0  business row, event and what the producer was told do not agree
   ✓ lost                0  written, but neither received nor DEAD
-  ✓ false done          0  DONE, but never received
+  ✓ false done          0  DONE, but never received, or only afterwards
   ✓ phantom             0  received, but never written
   ✗ corrupt             1  received otherwise than written
-  ✓ wrongly dead        0  DEAD, but neither poison by plan nor malformed
-  ✓ fence               0  changed without the lease, or after DONE or DEAD
+  ✓ wrongly dead        0  DEAD against the plan, at the wrong failure, or without a reason
+  ✓ fence               0  changed without the lease, taken over early, or changed after DONE or DEAD
   ✓ order               0  first received after a later one of its key
-  ✓ duplicates          1  received again, of 3 allowed
+  ✓ duplicates          1  received again, 1 explained
   ✓ stuck               0  still pending when the patience was over
-  ✓ fallen              0  processes that ended by themselves, or in disorder
+  ✓ fallen              0  processes that ended by themselves, in disorder, or not at all
 
 corrupt: a2: key "a" came as "<c>"
       +1.100 s  producer-1    commit acknowledged
@@ -88,6 +88,31 @@ fn a_valid_run_as_text() {
 #[test]
 fn an_invalid_run_as_text() {
     assert_eq!(text(&check(&invalid().entries), false), INVALID);
+}
+
+#[test]
+fn repeats_are_told_with_what_may_explain_them() {
+    let mut planted = valid();
+    planted.forget("a1", RECEIVED);
+    let none = text(&check(&planted.entries), false);
+    assert!(none.contains("  repeated              0  1 lost lease, 0 unanswered messages\n"), "{none}");
+    let mut planted = valid();
+    planted.add(9000, "sink", What::Received(message("a2")));
+    planted.add(9000, "sink", What::Received(message("a2")));
+    planted.add(9000, "relay-2", answer_lost(&["a2"]));
+    let one = text(&check(&planted.entries), false);
+    assert!(one.contains("  repeated              3  1 not explained: 1 lost lease, 1 unanswered message\n"), "{one}");
+    assert!(one.contains("  ✗ duplicates          3  received again, 2 explained\n"), "{one}");
+    assert!(one.contains("answer lost for 1 message\n"), "{one}");
+}
+
+#[test]
+fn a_lease_is_told_with_its_age() {
+    let mut planted = valid();
+    planted.run().lease_ms = 1000;
+    let text = text(&check(&planted.entries), false);
+    assert!(text.contains("fence: a1: its lease was taken over after 900 ms of 1000\n"), "{text}");
+    assert!(text.contains("row went from NEW under r1/1 for 900 ms to NEW under r2/1\n"), "{text}");
 }
 
 #[test]

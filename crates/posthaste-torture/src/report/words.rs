@@ -41,7 +41,7 @@ pub(super) fn meaning(verdict: &Verdict, totals: &Totals) -> String {
     match verdict.outcome {
         Outcome::NotPromised => "not promised by this run".to_owned(),
         Outcome::NotJudged => format!("{counts}: cannot be told"),
-        _ if verdict.rule == Rule::Duplicates => format!("{counts}, of {} allowed", count(totals.allowed)),
+        _ if verdict.rule == Rule::Duplicates => format!("{counts}, {} explained", count(totals.allowed)),
         _ => counts.to_owned(),
     }
 }
@@ -72,6 +72,7 @@ pub(super) fn describe(what: &What) -> String {
         What::Exited { signal: Some(signal), .. } => format!("ended by signal {signal}"),
         What::Exited { status: Some(status), .. } => format!("exited with {status}"),
         What::Exited { .. } => "ended".to_owned(),
+        What::DidNotEnd => "did not end when it was asked to".to_owned(),
         What::Acked { .. } => "commit acknowledged".to_owned(),
         What::Failed { error, .. } => format!("commit failed: {error}"),
         What::Unknown { error, .. } => format!("commit unknown: {error}"),
@@ -80,8 +81,7 @@ pub(super) fn describe(what: &What) -> String {
         What::Received(message) => format!("received {}", content(message)),
         What::Refused { .. } => "refused".to_owned(),
         What::AnswerLost { ids } => format!("answer lost for {}", counted(ids.len() as u64, "message")),
-        What::DidNotEnd => "did not end in time".to_owned(),
-        What::Silent => "delivered nothing at the end".to_owned(),
+        What::Silent => "delivered nothing".to_owned(),
         What::Settled { lease, action, applied: true, .. } => format!("settled {action} under {lease}"),
         What::Settled { lease, action, .. } => format!("was refused {action} under {lease}"),
         What::Broken { fault, detail } => format!("broke {fault}: {detail}"),
@@ -91,7 +91,7 @@ pub(super) fn describe(what: &What) -> String {
         What::Drained { pending } => format!("drained, {} pending", count(*pending)),
         What::Ledger(message) => format!("business row {}", content(message)),
         What::Row { status, attempts, error, .. } => row(status, *attempts, error.as_deref()),
-        What::Changed { status, lease, .. } => changed(status, lease),
+        What::Changed { status, lease, held_ms, .. } => changed(status, lease, *held_ms),
         What::End => "end".to_owned(),
     }
 }
@@ -106,7 +106,8 @@ fn row(status: &str, attempts: u32, error: Option<&str>) -> String {
     format!("row {} after {}{error}", status.to_uppercase(), counted(attempts.into(), "failure"))
 }
 
-fn changed([before, after]: &[String; 2], [held, next]: &[Option<String>; 2]) -> String {
+fn changed([before, after]: &[String; 2], [held, next]: &[Option<String>; 2], held_ms: Option<i64>) -> String {
+    let since = held_ms.map(|millis| format!(" for {millis} ms")).unwrap_or_default();
     let (held, next) = (held.as_deref().unwrap_or("no lease"), next.as_deref().unwrap_or("no lease"));
-    format!("row went from {} under {held} to {} under {next}", before.to_uppercase(), after.to_uppercase())
+    format!("row went from {} under {held}{since} to {} under {next}", before.to_uppercase(), after.to_uppercase())
 }

@@ -1,0 +1,40 @@
+//! Why a message may come again.
+//!
+//! It is sent once under a lease. So it comes again only under another, and what ended the first without DONE explains it:
+//!
+//! - The lease was taken over, because it had run out: its process was killed, stopped, or could not write the outcome.
+//! - The sink's answer was lost, and the process put the event off.
+//! - The process was ending, could not write the outcome in time, and gave the event back.
+
+use std::collections::HashMap;
+
+use super::evidence::{Event, Evidence, Settled};
+use super::fence;
+
+/// How many microseconds before its end a process may give back what it has in hand. It ends soon after that, but who
+/// notes it waits for one process after the other.
+const ENDING: i64 = 30_000_000;
+
+/// How many repeats of an event are explained. Without faults, none.
+pub(super) fn explained(evidence: &Evidence<'_>, event: &Event<'_>) -> u64 {
+    if event.repeats() == 0 || evidence.faults.iter().all(|fault| fault.broken == 0) {
+        return 0;
+    }
+    let reasons = fence::lost_leases(event) + event.answers_lost + given_back(evidence, event);
+    event.repeats().min(reasons)
+}
+
+/// Leases that were given back at the end of a process; or nobody says by whom, because the database's answer was lost.
+fn given_back(evidence: &Evidence<'_>, event: &Event<'_>) -> u64 {
+    let written = event.settled.iter().filter(|settled| settled.applied);
+    let written: HashMap<&str, &Settled<'_>> = written.map(|settled| (settled.lease, settled)).collect();
+    let at_the_end =
+        |settled: &Settled<'_>| settled.action == "release" && evidence.ended_within(settled.who, settled.at, ENDING);
+    let given_back = event.changed.iter().filter(|changed| match changed.lease {
+        [Some(lease), None] if changed.status[0] == changed.status[1] => {
+            written.get(lease).is_none_or(|settled| at_the_end(settled))
+        }
+        _ => false,
+    });
+    given_back.count() as u64
+}
