@@ -61,6 +61,8 @@ pub enum Workload {
 pub enum Sabotage {
     /// The row is DONE first, and sent afterwards.
     MarkBeforePublish,
+    /// Rows are claimed whoever has leased them.
+    ClaimDespiteLeases,
     /// Outcomes are written whoever holds the lease.
     SettleWithoutFence,
     /// A message counts as delivered when it was sent, whatever the answer is.

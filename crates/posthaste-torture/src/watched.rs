@@ -1,6 +1,7 @@
 //! A store that writes down how its settlements went.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
@@ -13,7 +14,7 @@ use crate::config::Sabotage;
 use crate::database::Database;
 use crate::history::{Recorder, What};
 
-/// A store that writes down how its settlements went, and settles without a fence if it is told to.
+/// A store that writes down how its settlements went, and makes mistakes if it is told to.
 #[derive(Clone)]
 pub(crate) struct Watched<D> {
     inner: D,
@@ -42,7 +43,11 @@ impl<D: Database> RelayStore for Watched<D> {
     }
 
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
-        self.inner.claim(claim)
+        if self.sabotage != Some(Sabotage::ClaimDespiteLeases) {
+            return self.inner.claim(claim);
+        }
+        let claim = Claim { lease_duration: Duration::ZERO, ..claim.clone() };
+        Box::pin(async move { self.inner.claim(&claim).await })
     }
 
     fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {

@@ -76,6 +76,11 @@ async fn to_mark_before_publishing_is_caught() {
 }
 
 #[tokio::test]
+async fn to_claim_despite_leases_is_caught() {
+    is_caught(&["fence"], "--sabotage claim-despite-leases --faults sink-slow --seconds 5 --seed 9").await;
+}
+
+#[tokio::test]
 async fn to_settle_without_a_fence_is_caught() {
     let faults = "--faults relay-stop,sink-slow --seconds 12 --seed 6";
     is_caught(&["fence"], &format!("--sabotage settle-without-fence {faults}")).await;
