@@ -351,7 +351,7 @@ async fn answer(kind: Kind, port: u16, data: &Path) {
 }
 
 /// A port below those that the kernel gives to clients: one of them could take it while the server is down.
-fn free_port() -> anyhow::Result<u16> {
+pub(crate) fn free_port() -> anyhow::Result<u16> {
     const PORTS: std::ops::Range<u16> = 20_000..32_000;
     const TRIES: usize = 100;
     std::iter::repeat_with(|| fastrand::u16(PORTS))

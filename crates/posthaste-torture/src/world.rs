@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use rustix::process::Signal;
-use tokio::net::TcpListener;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 
@@ -113,7 +112,7 @@ impl<D: Database> World<D> {
             Kind::Postgres => b"; COMMIT AND CHAIN",
             _ => server::Kind::MariaDb.commit(),
         };
-        let sink_at = free_port().await?;
+        let sink_at = SocketAddr::from((Ipv4Addr::LOCALHOST, server::free_port()?));
         let to_sink = Proxy::start(sink_at).await?;
         let cast = Cast { plan: &plan, directory, program, url, sink: to_sink.addr(), sink_at };
         let producers = (1..=plan.producers).map(|number| cast.producer(number)).collect::<anyhow::Result<_>>()?;
@@ -315,8 +314,4 @@ fn available_memory() -> u64 {
     let line = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kibibytes: u64 = line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0);
     kibibytes * 1024
-}
-
-async fn free_port() -> anyhow::Result<SocketAddr> {
-    Ok(TcpListener::bind("127.0.0.1:0").await?.local_addr()?)
 }

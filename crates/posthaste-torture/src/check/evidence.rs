@@ -153,7 +153,7 @@ impl<'a> Evidence<'a> {
                 ids.iter().for_each(|id| self.take_of_event(id, entry));
             }
             What::Silent => {
-                self.fallen.push((&entry.who, "it delivered nothing although everything was mended".to_owned()))
+                self.fallen.push((&entry.who, "it delivered nothing although everything was mended".to_owned()));
             }
             What::Broken { fault, .. } => self.fault(fault).broken += 1,
             What::Mended { fault, effects } => {
