@@ -57,6 +57,9 @@ pub(crate) trait Database: Store {
     /// Locks the table against everybody else for that long.
     fn lock_table(&self, duration: Duration) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
+    /// Mends what a full disk has damaged, as the server's log tells its operator to.
+    fn repair(&self) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
     /// Ends every other connection, and says how many. Nothing where a database has no connections.
     fn terminate_others(&self) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
 
@@ -142,6 +145,18 @@ macro_rules! database {
                     sqlx::raw_sql(*statement).execute(&mut connection).await?;
                 }
                 connection.close().await
+            }
+
+            async fn repair(&self) -> Result<(), sqlx::Error> {
+                for (check, repair) in $sql.repair {
+                    let found = sqlx::query(*check).fetch_all(self.pool()).await?;
+                    let last = found.last().and_then(|row| row.try_get::<String, _>(3).ok());
+                    if last.is_none_or(|message| message != "OK") {
+                        tracing::warn!(check, "repairing");
+                        sqlx::query(*repair).execute(self.pool()).await?;
+                    }
+                }
+                Ok(())
             }
 
             async fn terminate_others(&self) -> Result<u64, sqlx::Error> {

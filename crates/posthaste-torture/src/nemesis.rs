@@ -433,6 +433,19 @@ impl<'a, D: Database> Nemesis<'a, D> {
         Ok(self.world.said("producer", REFUSED) - before)
     }
 
+    /// Mends what a full disk has damaged. The server may have only just come back.
+    async fn repair(&self) -> anyhow::Result<()> {
+        let mut tries = 20;
+        while let Err(error) = self.world.store.repair().await {
+            tries -= 1;
+            if tries == 0 {
+                return Err(error).context("repairing what the full disk has damaged");
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+        Ok(())
+    }
+
     async fn fill_disk(&mut self, fault: Fault) -> anyhow::Result<u64> {
         let mut server = self.world.server.lock().await;
         let disk = self.world.disk.lock().await;
@@ -444,6 +457,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
                 server.fill_disk().await?;
                 sleep(pause).await;
                 server.free_disk().await?;
+                self.repair().await?;
             }
             (None, Some(disk)) => {
                 disk.fill().await?;

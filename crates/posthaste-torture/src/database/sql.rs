@@ -11,6 +11,8 @@ pub(super) struct Sql {
     pub(super) insert_malformed: &'static str,
     pub(super) lock: &'static [&'static str],
     pub(super) unlock: &'static [&'static str],
+    /// What finds damage, answered with OK in the last row, and what mends it.
+    pub(super) repair: &'static [(&'static str, &'static str)],
     /// The other connections, by number.
     pub(super) others: &'static str,
     /// What ends one of them: before and after its number.
@@ -68,6 +70,7 @@ pub(super) const POSTGRES: Sql = Sql {
     insert_malformed: "INSERT INTO outbox_event (event_id, event_type, payload, headers) VALUES ($1, 'Odd', '{}', 'no')",
     lock: &["BEGIN", "LOCK TABLE outbox_event IN ACCESS EXCLUSIVE MODE"],
     unlock: &["COMMIT"],
+    repair: &[],
     others: "SELECT pid::bigint FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()",
     terminate: ("SELECT pg_terminate_backend(", ")"),
     ledger: ALL_LEDGER,
@@ -101,6 +104,12 @@ pub(super) const MARIADB: Sql = Sql {
     insert_malformed: "INSERT INTO outbox_event (event_id, event_type, payload, headers) VALUES (?, 'Odd', '{}', 'no')",
     lock: &["LOCK TABLES outbox_event WRITE"],
     unlock: &["UNLOCK TABLES"],
+    // MariaDB 10.11 aborts when the disk is full in a rollback, and may leave entries of indexes without their rows.
+    repair: &[
+        ("CHECK TABLE outbox_event", "ALTER TABLE outbox_event FORCE"),
+        ("CHECK TABLE ledger", "ALTER TABLE ledger FORCE"),
+        ("CHECK TABLE outbox_change", "ALTER TABLE outbox_change FORCE"),
+    ],
     others: "SELECT CAST(id AS SIGNED) FROM information_schema.processlist \
              WHERE db = database() AND id <> connection_id()",
     terminate: ("KILL", ""),
@@ -134,6 +143,7 @@ pub(super) const SQLITE: Sql = Sql {
     insert_malformed: MARIADB.insert_malformed,
     lock: &["BEGIN EXCLUSIVE"],
     unlock: &["COMMIT"],
+    repair: &[],
     // There are none to be seen.
     others: "SELECT 0 WHERE FALSE",
     terminate: ("SELECT", ""),
