@@ -96,9 +96,7 @@ fn with_advice(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
         1044 | 1142 | 1143 | 1227 | 1370 => Some(server::GRANT),
         1040 | 1203 | 1226 => Some(server::NO_CONNECTION_LEFT),
         1021 | 1114 => Some(server::DISK_FULL),
-        1034 | 1712 => Some(
-            "the server finds an index damaged; ALTER TABLE with FORCE makes it anew from the rows, which loses nothing",
-        ),
+        1034 | 1712 => Some("the server finds an index damaged; ALTER TABLE with FORCE makes it anew from the rows"),
         1129 => Some("the server blocks this host after too many errors; find their cause, then FLUSH HOSTS"),
         1153 => Some("make the event smaller, or the server's max_allowed_packet larger"),
         1665 => Some("set the server's binlog_format to ROW or MIXED"),
