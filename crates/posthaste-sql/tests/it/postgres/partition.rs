@@ -2,6 +2,7 @@
 
 mod ahead;
 mod mismatch;
+mod number;
 mod old;
 mod plan;
 mod role;
