@@ -266,6 +266,10 @@ pub(super) const INSERT_ONE: &str = concat!(
      CASE WHEN $14 IS NOT NULL THEN now END FROM (SELECT clock_timestamp() AS now) AS clock"
 );
 
+/// Begins a transaction that changes the schema. Under a stricter isolation, which may be the default of a session, what is
+/// read after a lock would be as old as the transaction.
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+
 /// Lets one process at a time migrate. Ends with the transaction. The number is "posthast" in ASCII.
 pub(super) const LOCK_MIGRATION: &str = "SELECT pg_advisory_xact_lock(8101821198467429236)";
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use posthaste_core::store::{AdminStore, Error, Purge, RelayStore};
 use posthaste_core::{Delivery, Options, Outbox};
+use posthaste_sql::Partitions;
 use sqlx::Connection;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
@@ -124,6 +125,23 @@ async fn an_old_partition_with_pending_rows_is_warned_of_once_for_each_number() 
         assert!(told.contains(&name) && told.contains(&format!("pending={pending} ")), "{told}");
         insert(&store, &format!("another {pending}"), RETRY, 9, None).await;
     }
+}
+
+#[tokio::test]
+async fn too_many_partitions_are_warned_of_once() {
+    let database = Database::new().await;
+    let store = daily(&database).await;
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    store.maintain(&two_days()).await.unwrap();
+    assert_eq!(warnings.0.lock().unwrap().len(), 0);
+    let store = store.partitioned(Partitions::daily().ahead(100));
+    for _ in 0..3 {
+        store.maintain(&two_days()).await.unwrap();
+    }
+    let told = std::mem::take(&mut *warnings.0.lock().unwrap());
+    let [told] = &told[..] else { panic!("{told:?}") };
+    assert!(told.contains("partitions=102 "), "{told}");
 }
 
 #[tokio::test]
