@@ -151,7 +151,8 @@ impl PgStore {
     /// # Errors
     /// [`Error::Busy`] when somebody holds a lock on the table for longer than that: try again later. [`Error::Refused`] when
     /// this role may not act as the owner of the table. [`Error::Config`] without [`partitioned`](Self::partitioned),
-    /// [`Error::Schema`] when the table has no partitions.
+    /// [`Error::Schema`] when the table has no partitions, or something else has the name of one. One that cannot be made
+    /// keeps no other from being made.
     ///
     /// # Cancellation
     /// Safe: each partition is there as a whole, or not at all.
@@ -171,8 +172,9 @@ impl PgStore {
         let Some(partitioned) = &self.partitioned else { return Ok(Maintained::default()) };
         let made = self.make_partitions(partitioned).await;
         let dropped = self.drop_partitions(partitioned, kept).await;
+        let counted = self.warn_of_many(partitioned).await;
         let (made, dropped) = (made?, dropped?);
-        self.warn_of_many(partitioned).await?;
+        counted?;
         Ok(Maintained { dropped, ..made })
     }
 

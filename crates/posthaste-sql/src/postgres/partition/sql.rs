@@ -1,9 +1,9 @@
 //! What is said to PostgreSQL about partitions.
 
-/// The partitions but the one for everything else: name, and from when to when.
+/// The partitions but the one for everything else: name, and from when to when. Read once, not once for each period.
 macro_rules! partitions {
     () => {
-        "part AS (\
+        "part AS MATERIALIZED (\
          SELECT format('%I.%I', space.nspname, child.relname) AS name, \
          replace(bound[1], 'MINVALUE', '-infinity')::timestamptz AS lower, \
          replace(bound[2], 'MAXVALUE', 'infinity')::timestamptz AS upper \

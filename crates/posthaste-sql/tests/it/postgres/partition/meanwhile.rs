@@ -19,7 +19,16 @@ fn a_day() -> Purge {
 
 /// Maintains the table while another transaction has done something, which commits as soon as it is waited for.
 async fn maintain_beside(database: &Database, store: &PgStore, other: &str) -> Result<Maintained, Error> {
+    maintain_between(database, store, other, "").await
+}
+
+/// The same, but it does one thing more before it commits.
+async fn maintain_between(database: &Database, store: &PgStore, other: &str, more: &str) -> Result<Maintained, Error> {
     let mut connection = database.connection().await;
+    // What it has to know of the table it knows from the first time, and locks no more than it has to.
+    let mut tx = connection.begin().await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(other)).execute(&mut *tx).await.unwrap();
+    tx.rollback().await.unwrap();
     let mut tx = connection.begin().await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(other)).execute(&mut *tx).await.unwrap();
     let maintaining = tokio::spawn({
@@ -27,6 +36,7 @@ async fn maintain_beside(database: &Database, store: &PgStore, other: &str) -> R
         async move { store.maintain(&a_day()).await }
     });
     eventually("it waits", async || maintaining.is_finished() || waiting(store).await > 0).await;
+    sqlx::raw_sql(AssertSqlSafe(more)).execute(&mut *tx).await.unwrap();
     tx.commit().await.unwrap();
     within("it is maintained", maintaining).await.unwrap()
 }
@@ -169,7 +179,9 @@ async fn a_partition_that_was_detached_just_now_is_not_dropped() {
     insert(&store, "kept", DONE, 9, Some(9)).await;
     let old = name_of(&store, 9).await;
     let detach = format!("ALTER TABLE outbox_event DETACH PARTITION {old}");
-    let maintained = maintain_beside(&database, &store, &detach).await;
+    // It knows by then what is old, and waits for its turn.
+    let lock = "SELECT pg_advisory_xact_lock(8101821198467429236)";
+    let maintained = maintain_between(&database, &store, lock, &detach).await;
     let kept: i64 =
         sqlx::query_scalar(AssertSqlSafe(format!("SELECT count(*) FROM {old}"))).fetch_one(store.pool()).await.unwrap();
     assert_eq!(kept, 1, "{maintained:?}");
