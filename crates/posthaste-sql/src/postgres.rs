@@ -56,7 +56,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 /// too ([`without_wake_ups`](Self::without_wake_ups)).
 ///
 /// The table has an index for what the outbox itself needs. To search a large one by aggregate often, add one:
-/// `CREATE INDEX CONCURRENTLY ON outbox_event (aggregate_id)`. It costs every write, so it is not there by itself.
+/// `CREATE INDEX CONCURRENTLY ON outbox_event (aggregate_id)`. It costs every write, so it is not there by itself. A table in
+/// partitions is refused that: create it `ON ONLY` the table, then concurrently on each partition, and attach those.
 #[derive(Clone)]
 pub struct PgStore {
     pool: PgPool,
@@ -182,7 +183,8 @@ impl PgStore {
     /// deleting row by row. For that it has to connect as the owner of the table, or as a member of that role.
     ///
     /// The price is that an id is unique within a partition only: an event that is written again with the same id, while
-    /// another partition is current, is not refused but delivered again. Default: one plain table.
+    /// another partition is current, is not refused but delivered again. Two that one claim takes share a lease, and so an
+    /// outcome. Default: one plain table.
     pub fn partitioned(mut self, partitions: Partitions) -> Self {
         self.partitioned = Some(Arc::new(Partitioned::new(partitions)));
         self

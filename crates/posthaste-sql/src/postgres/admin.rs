@@ -93,12 +93,11 @@ impl PgStore {
 
     fn redrive_query(&self, redrive: &Redrive) -> QueryBuilder<Postgres> {
         let mut query = QueryBuilder::new(self.sql.slots.redrive.as_str());
-        if let Some(ids) = &redrive.ids {
-            let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
-            query.push(" AND event_id = ANY (").push_bind(ids).push(")");
-        }
-        push_filter(&mut query, &DIALECT, &redrive.filter, false);
+        push_wanted(&mut query, redrive);
         query.push(" ORDER BY seq LIMIT ").push_bind(limit(redrive.chunk)).push(LOCK);
+        // Another partition may have other rows with these numbers.
+        query.push(" AND status + 0 = 3");
+        push_wanted(&mut query, redrive);
         query
     }
 
@@ -106,17 +105,24 @@ impl PgStore {
         let mut all = Vec::new();
         for (status, kept) in [(Status::Done, purge.done_after), (Status::Dead, purge.dead_after)] {
             let Some(kept) = kept else { continue };
-            let status = format!("{FINAL} AND status = {} AND ", status.code());
+            let code = status.code();
+            let (status, again) = (format!("{FINAL} AND status = {code} AND "), format!("status + 0 = {code} AND "));
             // With one end, the range would look so wide to the planner that it walks the table until it finds a chunk.
             let ended = status.clone() + "done_at >= '-infinity' AND done_at";
-            all.push(Purgeable { condition: ended, kept, order: " ORDER BY done_at" });
+            all.push(Purgeable {
+                condition: ended,
+                again: again.clone() + "done_at",
+                kept,
+                order: " ORDER BY done_at",
+            });
             // Statements of other programs may end a row without the moment; its insert then stands in for it.
-            all.push(Purgeable { condition: status + "done_at IS NULL AND created_at", kept, order: "" });
+            let unsaid = "done_at IS NULL AND created_at";
+            all.push(Purgeable { condition: status + unsaid, again: again + unsaid, kept, order: "" });
         }
         if let Some(kept) = purge.any_after {
             let oldest = self.sql.slots.oldest.as_str();
             let condition = format!("seq > -9223372036854775807 AND seq <= ({oldest}) AND created_at");
-            all.push(Purgeable { condition, kept, order: " ORDER BY seq" });
+            all.push(Purgeable { condition, again: "created_at".to_owned(), kept, order: " ORDER BY seq" });
         }
         all
     }
@@ -124,13 +130,21 @@ impl PgStore {
     fn purge_query(&self, purgeable: &Purgeable, by_parts: bool, chunk: i64) -> QueryBuilder<Postgres> {
         let mut query = QueryBuilder::new(self.sql.slots.purge.as_str());
         query.push(self.sql.slots.purgeable.as_str()).push(&purgeable.condition);
+        self.push_age(&mut query, purgeable, by_parts);
+        query.push(purgeable.order).push(" LIMIT ").push_bind(chunk).push(LOCK);
+        // Another partition may have other rows with these numbers.
+        query.push(" AND ").push(&purgeable.again);
+        self.push_age(&mut query, purgeable, by_parts);
+        query
+    }
+
+    /// Since when they must be what they are.
+    fn push_age(&self, query: &mut QueryBuilder<Postgres>, purgeable: &Purgeable, by_parts: bool) {
         query.push(" <= (SELECT clock_timestamp() - ").push_bind(interval(purgeable.kept)).push(")");
         if let (true, Some(partitioned)) = (by_parts, &self.partitioned) {
             let (before, after) = partitioned.purged_before();
             query.push(before).push_bind(interval(purgeable.kept)).push(after);
         }
-        query.push(purgeable.order).push(" LIMIT ").push_bind(chunk).push(LOCK);
-        query
     }
 
     /// Carries out a statement that writes, and says how many rows it changed. It is planned anew each time: a plan that was
@@ -140,10 +154,21 @@ impl PgStore {
     }
 }
 
+/// Which DEAD rows are wanted.
+fn push_wanted(query: &mut QueryBuilder<Postgres>, redrive: &Redrive) {
+    if let Some(ids) = &redrive.ids {
+        let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+        query.push(" AND event_id = ANY (").push_bind(ids).push(")");
+    }
+    push_filter(query, &DIALECT, &redrive.filter, false);
+}
+
 /// Rows to purge.
 struct Purgeable {
     /// What they must be, up to the moment since when they are kept.
     condition: String,
+    /// The same in words that lead to no index, for rows that are found by their numbers.
+    again: String,
     /// For how long they are kept.
     kept: Duration,
     /// By the index that is to be walked.

@@ -19,9 +19,6 @@ const SOON: Duration = Duration::from_millis(5);
 /// The longest that a statement takes to the server. The clocks of both are not compared.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
-/// Before anything was inserted.
-const BEGINNING: Timestamp = Timestamp::from_micros(i64::MIN);
-
 /// Rows that were leased, and in how long the next one becomes available.
 #[derive(Default)]
 struct Take {
@@ -59,7 +56,8 @@ impl PgStore {
             }
         }
         claimed.next_in = match count {
-            _ if count == claim.limit => None,
+            // More, if several have the same number.
+            _ if count >= claim.limit => None,
             0 => self.next_in(connection, claim, sent_at).await?,
             // What was taken counts, whether this can be answered or not.
             _ if self.partitioned.is_some() => self.next_in(connection, claim, sent_at).await.unwrap_or(Some(SOON)),
@@ -83,7 +81,7 @@ impl PgStore {
             .bind(limit(claim.limit))
             .bind(true);
         if self.partitioned.is_some() {
-            query = query.bind(Moment(since.unwrap_or(BEGINNING)));
+            query = query.bind(since.map(Moment));
         }
         let mut take = Take::default();
         let mut rows = query.fetch(&mut *connection);
@@ -98,7 +96,7 @@ impl PgStore {
             partitioned.since.taken(
                 since,
                 take.rows.iter().map(|row| row.created_at.0).min(),
-                claim.limit == take.rows.len(),
+                claim.limit <= take.rows.len(),
             );
         }
         Ok(take)

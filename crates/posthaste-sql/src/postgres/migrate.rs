@@ -6,7 +6,7 @@ use sqlx::postgres::PgConnection;
 
 use super::PgStore;
 use super::fault::MIGRATE;
-use super::sql::{DIALECT, IS_PARTITIONED, LOCK_MIGRATION, MIGRATIONS, PARTITIONED_MIGRATIONS, WAKE_TRIGGER};
+use super::sql::{BEGIN, DIALECT, IS_PARTITIONED, LOCK_MIGRATION, MIGRATIONS, PARTITIONED_MIGRATIONS, WAKE_TRIGGER};
 use crate::migrate::{Migration, pending, script};
 
 impl PgStore {
@@ -139,7 +139,7 @@ impl PgStore {
     /// On a connection that does not go back to the pool: dropped half-way, it ends with its transaction.
     async fn alone(&self, change: impl AsyncFnOnce(&mut PgConnection) -> Result<(), Error>) -> Result<(), Error> {
         let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?.detach();
-        let mut tx = connection.begin().await.map_err(|error| self.fault(error))?;
+        let mut tx = connection.begin_with(BEGIN).await.map_err(|error| self.fault(error))?;
         sqlx::raw_sql(LOCK_MIGRATION).execute(&mut *tx).await.map_err(|error| self.fault(error))?;
         change(&mut tx).await?;
         tx.commit().await.map_err(|error| self.fault(error))?;

@@ -6,6 +6,7 @@ mod since;
 mod sql;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,12 +16,13 @@ use sqlx::postgres::{PgConnection, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Transaction};
 
 use super::PgStore;
-use super::sql::DIALECT;
+use super::sql::{BEGIN, DIALECT};
 
 /// How the table is cut into partitions: by the moment of insert, in UTC.
 ///
 /// A partition should be a good deal shorter than rows are kept, and there should be some dozens of them rather than some
-/// hundreds: every claim asks each of them for its oldest pending row.
+/// hundreds: every claim asks each of them for its oldest pending row. Without
+/// [`retention_done`](posthaste_core::Options::retention_done) none is ever dropped, and hourly ones are hundreds within weeks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partitions {
     length: Length,
@@ -35,6 +37,9 @@ enum Length {
     Week,
     Month,
 }
+
+/// With more partitions than this, claims are noticeably slower.
+const MANY: i64 = 100;
 
 /// Enough for a weekend in which nobody looks after daily partitions; more cost every claim a little.
 const AHEAD: u8 = 3;
@@ -95,11 +100,14 @@ pub(super) struct Partitioned {
     pub(super) since: Since,
     /// How many rows stood in the way of making or dropping each partition, so that each number is told once.
     stuck: Mutex<HashMap<String, i64>>,
+    /// Whether it was told that there are many.
+    told_many: AtomicBool,
 }
 
 impl Partitioned {
     pub(super) fn new(partitions: Partitions) -> Self {
-        Self { partitions, since: Since::new(partitions.longest()), stuck: Mutex::default() }
+        let since = Since::new(partitions.longest());
+        Self { partitions, since, stuck: Mutex::default(), told_many: AtomicBool::new(false) }
     }
 
     /// The same partitions, of which nothing is known.
@@ -143,7 +151,8 @@ impl PgStore {
     /// # Errors
     /// [`Error::Busy`] when somebody holds a lock on the table for longer than that: try again later. [`Error::Refused`] when
     /// this role may not act as the owner of the table. [`Error::Config`] without [`partitioned`](Self::partitioned),
-    /// [`Error::Schema`] when the table has no partitions.
+    /// [`Error::Schema`] when the table has no partitions, or something else has the name of one. One that cannot be made
+    /// keeps no other from being made.
     ///
     /// # Cancellation
     /// Safe: each partition is there as a whole, or not at all.
@@ -163,8 +172,24 @@ impl PgStore {
         let Some(partitioned) = &self.partitioned else { return Ok(Maintained::default()) };
         let made = self.make_partitions(partitioned).await;
         let dropped = self.drop_partitions(partitioned, kept).await;
+        let counted = self.warn_of_many(partitioned).await;
         let (made, dropped) = (made?, dropped?);
+        counted?;
         Ok(Maintained { dropped, ..made })
+    }
+
+    /// Says once that there are too many partitions.
+    async fn warn_of_many(&self, partitioned: &Partitioned) -> Result<(), Error> {
+        let query = sqlx::query_scalar(self.partition_sql(sql::COUNT, partitioned)).persistent(false);
+        let count: i64 = query.fetch_one(&self.pool).await.map_err(|error| self.fault(error))?;
+        if count > MANY && !partitioned.told_many.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                table = %self.table(),
+                partitions = count,
+                "so many partitions slow every claim down: keep rows for a shorter time, or choose longer partitions"
+            );
+        }
+        Ok(())
     }
 
     /// A template, with the name of the table and the length of a partition put in.
@@ -176,7 +201,7 @@ impl PgStore {
     /// A transaction in which no other process makes or drops partitions, with the rights of the table's owner, who then
     /// owns what is made. It waits for locks only for moments: whoever comes later waits behind it.
     async fn begin_as_owner<'c>(&self, connection: &'c mut PgConnection) -> Result<Transaction<'c, Postgres>, Error> {
-        let mut tx = connection.begin().await.map_err(|error| self.fault(error))?;
+        let mut tx = connection.begin_with(BEGIN).await.map_err(|error| self.fault(error))?;
         sqlx::raw_sql(sql::ALONE).execute(&mut *tx).await.map_err(|error| self.fault(error))?;
         let Owner { owner, user, may_act } = self.owner(&mut tx).await?;
         if !may_act {
@@ -189,10 +214,10 @@ impl PgStore {
                 .into(),
             ));
         }
-        sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL ROLE {owner}")))
-            .execute(&mut *tx)
-            .await
-            .map_err(|error| self.fault(error))?;
+        let keep_schema = DIALECT.fill(sql::KEEP_SCHEMA, self.table());
+        for sql in [keep_schema, format!("SET LOCAL ROLE {owner}")] {
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.map_err(|error| self.fault(error))?;
+        }
         Ok(tx)
     }
 

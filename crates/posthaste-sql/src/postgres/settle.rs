@@ -62,11 +62,11 @@ impl PgStore {
             };
             let seqs: Option<Vec<_>> = round.iter().map(|(_, settlement)| settlement.seq).collect();
             match seqs {
-                Some(seqs) => sqlx::query_scalar(inserted(by_seq, 4)).bind(seqs),
-                None => sqlx::query_scalar(inserted(by_id, 4)).bind(ids(round)),
+                Some(seqs) => {
+                    sqlx::query_scalar(inserted(by_seq, 5)).bind(seqs).bind(leases).bind(true).bind(ids(round))
+                }
+                None => sqlx::query_scalar(inserted(by_id, 4)).bind(ids(round)).bind(leases).bind(true),
             }
-            .bind(leases)
-            .bind(true)
         } else {
             let changes: Vec<_> = round.iter().map(|(_, settlement)| change(&settlement.action)).collect();
             let sql = if self.deletes_done { &self.sql.settle_and_delete_done } else { &self.sql.slots.settle_other };

@@ -61,6 +61,26 @@ macro_rules! claimable {
     };
 }
 
+/// What makes a row claimable, once more, for the statement that finds rows by their numbers: in a table with partitions
+/// another row may have the same number. The clock has gone on since the first look, so it says no less. The status is in a
+/// sum, lest an index on pending rows be walked instead.
+macro_rules! still_claimable {
+    () => {
+        "AND status + 0 NOT IN (1, 3) AND available_at <= (SELECT clock_timestamp()) \
+         AND created_at <= (SELECT clock_timestamp() - $2) \
+         AND (locked_by IS NULL OR locked_at IS NULL OR locked_at <= (SELECT clock_timestamp() - $3)) "
+    };
+}
+
+/// Settlements of rows whose numbers are known, each with its place. Numbers find the rows, ids tell those apart that have the
+/// same number in several partitions. Nothing is added to the id, so that no index is searched for it as well.
+macro_rules! settlements_by_seq {
+    () => {
+        "unnest($1::bigint[], $2::text[], $4::text[]) WITH ORDINALITY AS s (seq, lease, event_id, place) \
+         WHERE t.seq = ANY ($1) AND t.seq = s.seq AND t.event_id || '' = s.event_id "
+    };
+}
+
 /// What makes a row DONE.
 macro_rules! done {
     () => {
@@ -120,6 +140,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE seq = ANY (ARRAY(SELECT seq ",
             claimable!("'-infinity'"),
             ")) ",
+            still_claimable!(),
             planned_anew!("$5"),
             "RETURNING ",
             event_columns!(),
@@ -136,8 +157,8 @@ pub(super) const DIALECT: Dialect = Dialect {
         settle_done_by_seq: concat!(
             "UPDATE {table} AS t ",
             done!(),
-            "FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS s (seq, lease, place) \
-             WHERE t.seq = ANY ($1) AND t.seq = s.seq ",
+            "FROM ",
+            settlements_by_seq!(),
             held!(),
             planned_anew!("$3"),
             "RETURNING s.place"
@@ -152,9 +173,8 @@ pub(super) const DIALECT: Dialect = Dialect {
             "RETURNING s.place"
         ),
         delete_done_by_seq: concat!(
-            "DELETE FROM {table} AS t \
-             USING unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS s (seq, lease, place) \
-             WHERE t.seq = ANY ($1) AND t.seq = s.seq ",
+            "DELETE FROM {table} AS t USING ",
+            settlements_by_seq!(),
             held!(),
             planned_anew!("$3"),
             "RETURNING s.place"
@@ -219,15 +239,15 @@ pub(super) const SETTLE_AND_DELETE_DONE: &str = concat!(
 );
 
 /// Leases rows of a table in partitions that were inserted since a moment, and returns them. Partitions in which none of them
-/// is are not searched for their numbers. Numbers are unique within a partition only, so it is looked at the status, too:
-/// nothing that is done comes back. When the next row becomes available is not told, since all partitions have to be asked
+/// is are not searched for their numbers. When the next row becomes available is not told, since all partitions have to be asked
 /// for that.
 pub(super) const CLAIM_FROM_PARTITIONS: &str = concat!(
     "WITH taken AS MATERIALIZED (SELECT seq, created_at ",
-    claimable!("$6"),
+    claimable!("coalesce($6::timestamptz, '-infinity')"),
     ") UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) \
-     WHERE seq = ANY (ARRAY(SELECT seq FROM taken)) AND status + 0 NOT IN (1, 3) AND created_at >= $6 \
+     WHERE seq = ANY (ARRAY(SELECT seq FROM taken)) AND created_at >= coalesce($6::timestamptz, '-infinity') \
      AND created_at >= (SELECT min(created_at) FROM taken) AND created_at <= (SELECT max(created_at) FROM taken) ",
+    still_claimable!(),
     planned_anew!("$5"),
     "RETURNING ",
     event_columns!(),
@@ -245,6 +265,10 @@ pub(super) const INSERT_ONE: &str = concat!(
     "SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, now, coalesce($12, now + $13), $14, \
      CASE WHEN $14 IS NOT NULL THEN now END FROM (SELECT clock_timestamp() AS now) AS clock"
 );
+
+/// Begins a transaction that changes the schema. Under a stricter isolation, which may be the default of a session, what is
+/// read after a lock would be as old as the transaction.
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 /// Lets one process at a time migrate. Ends with the transaction. The number is "posthast" in ASCII.
 pub(super) const LOCK_MIGRATION: &str = "SELECT pg_advisory_xact_lock(8101821198467429236)";

@@ -2,8 +2,9 @@
 
 use posthaste_core::Timestamp;
 use posthaste_core::store::{Error, Maintained};
-use sqlx::postgres::PgConnection;
-use sqlx::{AssertSqlSafe, Connection};
+use sqlx::error::DatabaseError;
+use sqlx::postgres::{PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, Connection, Transaction};
 
 use super::super::PgStore;
 use super::super::moment::Moment;
@@ -12,6 +13,9 @@ use super::{Partitioned, sql};
 
 /// The most rows that are moved at a time: everybody waits for as long as that takes.
 const MOST_MOVED: i64 = 10_000;
+
+/// The same in bytes.
+const MOST_BYTES: i64 = 32 << 20;
 
 /// The most partitions that are made between others in one go, for rows that fell out of them.
 const MOST_MENDED: usize = 30;
@@ -23,36 +27,61 @@ struct Piece {
     upper: Moment,
     lower_text: String,
     upper_text: String,
+    /// Whether its time has come, or has almost.
+    begun: bool,
 }
 
 impl Piece {
-    fn read((name, lower, upper, lower_text, upper_text): (String, Moment, Moment, String, String)) -> Self {
-        Self { name, lower, upper, lower_text, upper_text }
+    fn read(
+        (name, lower, upper, lower_text, upper_text, begun): (String, Moment, Moment, String, String, bool),
+    ) -> Self {
+        Self { name, lower, upper, lower_text, upper_text, begun }
+    }
+}
+
+/// What was made so far, and the first thing that went wrong.
+#[derive(Default)]
+struct Round {
+    made: Maintained,
+    failed: Option<Error>,
+}
+
+impl Round {
+    /// Whether a partition was made. Fails if it makes no sense to go on with others.
+    fn count(&mut self, made: Result<Option<u64>, Error>) -> Result<bool, Error> {
+        match made {
+            Ok(Some(moved)) => {
+                self.made.made += 1;
+                self.made.moved += moved;
+                return Ok(true);
+            }
+            Ok(None) => {}
+            Err(error @ Error::Unavailable(_)) => return Err(error),
+            Err(error) => drop(self.failed.get_or_insert(error)),
+        }
+        Ok(false)
     }
 }
 
 impl PgStore {
     /// Makes what is missing from now on, then what is missing for rows that have fallen into the partition for everything
-    /// else. Each in a transaction of its own, so that locks are short.
+    /// else. Each in a transaction of its own, so that locks are short, and that one which cannot be made keeps no other
+    /// from being made.
     pub(in super::super) async fn make_partitions(&self, partitioned: &Partitioned) -> Result<Maintained, Error> {
         self.expect_partitions().await?;
-        let mut made = Maintained::default();
+        let mut round = Round::default();
         if !self.has_to_make(partitioned).await? {
-            return Ok(made);
+            return Ok(round.made);
         }
         let mut connection = self.own_connection().await?;
-        // As many as can be missing; each round looks anew, since another process may be at it too.
+        // As many as can be missing; each turn looks anew, since another process may be at it too.
         let mut passed_by = 0;
         for _ in 0..=partitioned.partitions.ahead {
             let mut tx = self.begin_as_owner(&mut connection).await?;
             let missing = self.missing(&mut tx, partitioned).await?;
             let Some(piece) = missing.get(passed_by) else { break };
-            match self.make(&mut tx, partitioned, piece).await? {
-                Some(moved) => {
-                    tx.commit().await.map_err(|error| self.fault(error))?;
-                    made = Maintained { made: made.made + 1, moved: made.moved + moved, ..made };
-                }
-                None => passed_by += 1,
+            if !round.count(self.make_and_commit(tx, partitioned, piece).await)? {
+                passed_by += 1;
             }
         }
         let mut after = Moment(Timestamp::from_micros(i64::MIN));
@@ -60,13 +89,10 @@ impl PgStore {
             let mut tx = self.begin_as_owner(&mut connection).await?;
             let Some(piece) = self.fallen(&mut tx, partitioned, after).await? else { break };
             after = piece.upper;
-            if let Some(moved) = self.make(&mut tx, partitioned, &piece).await? {
-                tx.commit().await.map_err(|error| self.fault(error))?;
-                made = Maintained { made: made.made + 1, moved: made.moved + moved, ..made };
-            }
+            round.count(self.make_and_commit(tx, partitioned, &piece).await)?;
         }
         connection.close().await.map_err(|error| self.fault(error))?;
-        Ok(made)
+        round.failed.map_or(Ok(round.made), Err)
     }
 
     /// Makes what is missing from now on in the transaction that made the table, which nobody else can see yet.
@@ -75,7 +101,9 @@ impl PgStore {
         connection: &mut PgConnection,
         partitioned: &Partitioned,
     ) -> Result<(), Error> {
-        for piece in self.missing(connection, partitioned).await? {
+        for mut piece in self.missing(connection, partitioned).await? {
+            // Nobody has to be kept out.
+            piece.begun = false;
             self.make(connection, partitioned, &piece).await?;
         }
         Ok(())
@@ -115,6 +143,19 @@ impl PgStore {
         Ok(piece.map(Piece::read))
     }
 
+    async fn make_and_commit(
+        &self,
+        mut tx: Transaction<'_, Postgres>,
+        partitioned: &Partitioned,
+        piece: &Piece,
+    ) -> Result<Option<u64>, Error> {
+        let made = self.make(&mut tx, partitioned, piece).await?;
+        if made.is_some() {
+            tx.commit().await.map_err(|error| self.fault(error))?;
+        }
+        Ok(made)
+    }
+
     /// Makes one, and says how many rows moved there; or leaves it, when they are too many.
     async fn make(
         &self,
@@ -127,27 +168,34 @@ impl PgStore {
             AssertSqlSafe(template.replace("{lower}", &piece.lower_text).replace("{upper}", &piece.upper_text))
         };
         let steps = async {
-            let to_move = sqlx::query_scalar(fill(sql::TO_MOVE)).bind(piece.lower).bind(piece.upper);
-            let to_move: i64 = to_move.bind(MOST_MOVED + 1).persistent(false).fetch_one(&mut *connection).await?;
-            if to_move > MOST_MOVED {
+            let to_move = sqlx::query_as(fill(sql::TO_MOVE)).bind(piece.lower).bind(piece.upper);
+            let (to_move, bytes): (i64, i64) =
+                to_move.bind(MOST_MOVED + 1).persistent(false).fetch_one(&mut *connection).await?;
+            if to_move > MOST_MOVED || bytes > MOST_BYTES {
                 return Ok(None);
             }
-            if to_move > 0 {
-                sqlx::raw_sql(fill(sql::LOCK_TABLE)).execute(&mut *connection).await?;
+            let locks = to_move > 0 || piece.begun;
+            if locks {
+                for lock in [sql::LOCK_TABLE, sql::LOCK_DEFAULT, sql::HURRY] {
+                    sqlx::raw_sql(fill(lock)).execute(&mut *connection).await?;
+                }
             }
             sqlx::raw_sql(fill(sql::CREATE)).execute(&mut *connection).await?;
             let mut moved = 0;
-            if to_move > 0 {
+            if locks {
                 let query = sqlx::query(fill(sql::MOVE)).bind(piece.lower).bind(piece.upper).persistent(false);
                 moved = query.execute(&mut *connection).await?.rows_affected();
-                if sqlx::query_scalar(fill(sql::NOTHING_LEFT)).fetch_one(&mut *connection).await? {
-                    sqlx::raw_sql(fill(sql::SHRINK)).execute(&mut *connection).await?;
-                }
+            }
+            if moved > 0 && sqlx::query_scalar(fill(sql::NOTHING_LEFT)).fetch_one(&mut *connection).await? {
+                sqlx::raw_sql(fill(sql::SHRINK)).execute(&mut *connection).await?;
             }
             sqlx::raw_sql(fill(sql::ATTACH)).execute(&mut *connection).await?;
             Ok(Some(moved))
         };
-        let made = steps.await.map_err(|error| self.fault(error))?;
+        let made = steps.await.map_err(|error: sqlx::Error| {
+            // A row for it came in meanwhile.
+            if has_code(&error, CHECK_VIOLATION) { Error::Busy(Box::new(error)) } else { self.fault(error) }
+        })?;
         match made {
             Some(moved) => {
                 tracing::info!(partition = piece.name, moved, "partition made");
@@ -162,4 +210,10 @@ impl PgStore {
         }
         Ok(made)
     }
+}
+
+const CHECK_VIOLATION: &str = "23514";
+
+fn has_code(error: &sqlx::Error, code: &str) -> bool {
+    error.as_database_error().and_then(DatabaseError::code).is_some_and(|of| of == code)
 }

@@ -1,8 +1,8 @@
 //! Dropping partitions in which everything is old.
 
 use posthaste_core::store::{Error, Purge};
-use sqlx::postgres::PgConnection;
-use sqlx::{AssertSqlSafe, Connection};
+use sqlx::postgres::Postgres;
+use sqlx::{AssertSqlSafe, Connection, Transaction};
 
 use super::super::PgStore;
 use super::super::moment::interval;
@@ -15,6 +15,8 @@ enum Verdict {
     Drop,
     /// It holds rows that are kept for longer.
     Later,
+    /// Another process was faster, or somebody has taken it out of the table.
+    Gone,
     /// It holds so many rows that are not delivered yet.
     Pending(i64),
 }
@@ -34,13 +36,14 @@ impl PgStore {
         let mut connection = self.own_connection().await?;
         let (mut dropped, mut failed) = (0, None);
         for (name, any) in &old {
-            match self.drop_partition(&mut connection, name, *any, kept).await {
+            let tx = self.begin_as_owner(&mut connection).await?;
+            match self.drop_partition(tx, name, *any, kept).await {
                 Ok(verdict) => {
                     dropped += u64::from(verdict == Verdict::Drop);
                     partitioned.tell(name, verdict);
                 }
-                Err(error @ Error::Busy(_)) => failed = Some(error),
-                Err(error) => return Err(error),
+                Err(error @ Error::Unavailable(_)) => return Err(error),
+                Err(error) => drop(failed.get_or_insert(error)),
             }
         }
         connection.close().await.map_err(|error| self.fault(error))?;
@@ -51,18 +54,22 @@ impl PgStore {
     /// or change a row between the second one and the end.
     async fn drop_partition(
         &self,
-        connection: &mut PgConnection,
+        mut tx: Transaction<'_, Postgres>,
         name: &str,
         any: bool,
         kept: &Purge,
     ) -> Result<Verdict, Error> {
-        let mut tx = self.begin_as_owner(connection).await?;
         let fill = |template: &str| AssertSqlSafe(DIALECT.fill(template, self.table()).replace("{partition}", name));
         let steps = async {
             sqlx::raw_sql(sql::BY_INDEX).execute(&mut *tx).await?;
             for locked in [false, true] {
                 if locked {
                     sqlx::raw_sql(fill(sql::LOCK_TABLE)).execute(&mut *tx).await?;
+                    sqlx::raw_sql(fill(sql::HURRY)).execute(&mut *tx).await?;
+                    let ours = sqlx::query_scalar(fill(sql::STILL_OURS)).bind(name).persistent(false);
+                    if !ours.fetch_one(&mut *tx).await? {
+                        return Ok(Verdict::Gone);
+                    }
                     sqlx::raw_sql(fill(sql::LOCK_PARTITION)).execute(&mut *tx).await?;
                 }
                 if !any {
@@ -80,9 +87,8 @@ impl PgStore {
             Ok(Verdict::Drop)
         };
         let verdict = match steps.await {
-            // Another process was faster.
             Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code == UNDEFINED_TABLE) => {
-                return Ok(Verdict::Later);
+                return Ok(Verdict::Gone);
             }
             verdict => verdict.map_err(|error| self.fault(error))?,
         };
@@ -101,6 +107,7 @@ impl Partitioned {
         match verdict {
             Verdict::Drop => tracing::info!(partition = name, "old partition dropped"),
             Verdict::Later => tracing::debug!(partition = name, "old partition holds rows that are kept for longer"),
+            Verdict::Gone => tracing::debug!(partition = name, "old partition is not there any more"),
             Verdict::Pending(pending) => {
                 if self.is_news(name, pending) {
                     tracing::warn!(

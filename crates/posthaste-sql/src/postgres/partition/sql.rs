@@ -1,9 +1,9 @@
 //! What is said to PostgreSQL about partitions.
 
-/// The partitions but the one for everything else: name, and from when to when.
+/// The partitions but the one for everything else: name, and from when to when. Read once, not once for each period.
 macro_rules! partitions {
     () => {
-        "part AS (\
+        "part AS MATERIALIZED (\
          SELECT format('%I.%I', space.nspname, child.relname) AS name, \
          replace(bound[1], 'MINVALUE', '-infinity')::timestamptz AS lower, \
          replace(bound[2], 'MAXVALUE', 'infinity')::timestamptz AS upper \
@@ -15,8 +15,8 @@ macro_rules! partitions {
     };
 }
 
-/// A partition as it is to be made, given its ends: its name, which tells its beginning in UTC, and how its ends are
-/// written.
+/// A partition as it is to be made, given its ends: its name, which tells its beginning in UTC, how its ends are written, and
+/// whether rows for it may be written while it is made.
 macro_rules! piece {
     () => {
         "SELECT format('%I.%I', space.nspname, '{name}_p' || to_char(lower AT TIME ZONE 'UTC', \
@@ -24,7 +24,8 @@ macro_rules! piece {
          THEN 'YYYYMMDDHH24' ELSE 'YYYYMMDD' END)), \
          lower, upper, \
          to_char(lower AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US+00'), \
-         to_char(upper AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US+00') \
+         to_char(upper AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US+00'), \
+         lower <= clock_timestamp() + INTERVAL '1 minute' \
          FROM piece, pg_class AS parent JOIN pg_namespace AS space ON space.oid = parent.relnamespace \
          WHERE parent.oid = to_regclass('{table}') AND lower < upper ORDER BY lower"
     };
@@ -38,6 +39,15 @@ pub(super) const ALONE: &str = "SET LOCAL lock_timeout = '5s'; SELECT pg_advisor
 pub(super) const OWNER: &str = "SELECT quote_ident(pg_get_userbyid(relowner)), quote_ident(current_user), \
                                 pg_has_role(current_user, relowner, 'MEMBER') \
                                 FROM pg_class WHERE oid = to_regclass('{table}')";
+
+/// Has the name of the table mean the same to another role, whose "$user" in the path is another schema.
+pub(super) const KEEP_SCHEMA: &str = "SELECT set_config('search_path', concat_ws(', ', quote_ident(nspname), \
+                                      nullif(current_setting('search_path'), '')), true) \
+                                      FROM pg_class JOIN pg_namespace AS space ON space.oid = relnamespace \
+                                      WHERE pg_class.oid = to_regclass('{table}')";
+
+/// How many partitions there are.
+pub(super) const COUNT: &str = "SELECT count(*) FROM pg_inherits WHERE inhparent = to_regclass('{table}')";
 
 /// The partitions that are missing from now on, up to so many ahead. Where some are there of another length, the rest of the
 /// time after them.
@@ -77,13 +87,22 @@ pub(super) const FALLEN: &str = concat!(
     piece!()
 );
 
-/// How many rows would have to move, up to a limit.
-pub(super) const TO_MOVE: &str = "SELECT count(*) FROM (SELECT FROM {schema}\"{name}_default\" \
+/// How many rows would have to move, up to a limit, and about how many bytes they are.
+pub(super) const TO_MOVE: &str = "SELECT count(*), coalesce(sum(bytes), 0)::bigint FROM (\
+                                  SELECT coalesce(pg_column_size(payload), 0) \
+                                  + coalesce(pg_column_size(payload_bytes), 0) \
+                                  + coalesce(pg_column_size(headers), 0) AS bytes FROM {schema}\"{name}_default\" \
                                   WHERE created_at >= $1 AND created_at < $2 LIMIT $3) AS fallen";
 
 /// Keeps everybody out. Whoever waits here sees the new partition afterwards; one that had the list of partitions already
 /// would not find the rows that have moved, and take its leases on them for lost.
 pub(super) const LOCK_TABLE: &str = "LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE";
+
+/// For what is done while everybody is kept out.
+pub(super) const HURRY: &str = "SET LOCAL statement_timeout = '1s'";
+
+/// Also those who write there directly, as a subscription may: nothing comes in between a look and the end.
+pub(super) const LOCK_DEFAULT: &str = "LOCK TABLE ONLY {schema}\"{name}_default\" IN ACCESS EXCLUSIVE MODE";
 
 /// A table that can become a partition. It locks nothing that is in use.
 pub(super) const CREATE: &str = "CREATE TABLE {partition} (LIKE {table} INCLUDING ALL EXCLUDING IDENTITY, \
@@ -102,7 +121,8 @@ pub(super) const NOTHING_LEFT: &str = "SELECT NOT EXISTS (SELECT FROM {schema}\"
 pub(super) const SHRINK: &str = "TRUNCATE ONLY {schema}\"{name}_default\"";
 
 /// Makes it a partition. SHARE UPDATE EXCLUSIVE on the table lets writers and readers pass; ACCESS EXCLUSIVE on the partition
-/// for everything else holds relays up for as long as it takes to walk that one, which is empty as a rule.
+/// for everything else holds relays up for as long as it takes to walk that one, which is empty as a rule. A writer that has
+/// chosen that one for its row already fails if the row belongs here, so for the present the whole table is locked before.
 pub(super) const ATTACH: &str =
     "ALTER TABLE {table} ATTACH PARTITION {partition} FOR VALUES FROM ('{lower}') TO ('{upper}')";
 
@@ -131,6 +151,11 @@ pub(super) const BY_INDEX: &str = "SET LOCAL enable_seqscan = off";
 
 /// Keeps everybody off the partition. Not waited for: the table is locked already, so only a vacuum can be there.
 pub(super) const LOCK_PARTITION: &str = "LOCK TABLE ONLY {partition} IN ACCESS EXCLUSIVE MODE NOWAIT";
+
+/// Whether it still is a partition of this table: somebody may have taken it out to keep it, or be about to.
+pub(super) const STILL_OURS: &str = "SELECT EXISTS (SELECT FROM pg_inherits AS link \
+                                     WHERE inhrelid = to_regclass($1) AND inhparent = to_regclass('{table}') \
+                                     AND to_jsonb(link) ->> 'inhdetachpending' IS DISTINCT FROM 'true')";
 
 /// Needs ACCESS EXCLUSIVE on the table as well, and on the partition for everything else.
 pub(super) const DROP: &str = "DROP TABLE {partition}";

@@ -1,7 +1,10 @@
 //! Tables in partitions.
 
 mod ahead;
+mod meanwhile;
 mod mismatch;
+mod number;
+mod obstacle;
 mod old;
 mod plan;
 mod role;

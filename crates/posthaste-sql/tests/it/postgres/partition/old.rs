@@ -127,6 +127,26 @@ async fn an_old_partition_with_pending_rows_is_warned_of_once_for_each_number() 
 }
 
 #[tokio::test]
+async fn too_many_partitions_are_warned_of_once() {
+    let database = Database::new().await;
+    let store = daily(&database).await;
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    let mut told = Vec::new();
+    // With the one for everything else, the current one and those ahead, there are a hundred.
+    for days_ago in 1..=95 {
+        make(&store, days_ago).await;
+    }
+    for days_ago in 96..=98 {
+        store.maintain(&Purge::default()).await.unwrap();
+        told.extend(std::mem::take(&mut *warnings.0.lock().unwrap()));
+        assert_eq!(told.len(), usize::from(days_ago > 96), "{told:?}");
+        make(&store, days_ago).await;
+    }
+    assert!(told[0].contains("partitions=101 "), "{told:?}");
+}
+
+#[tokio::test]
 async fn tables_that_are_only_appended_to_lose_their_old_partitions_with_all_rows() {
     let database = Database::new().await;
     let store = daily(&database).await;

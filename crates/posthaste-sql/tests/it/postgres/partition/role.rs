@@ -80,3 +80,30 @@ async fn a_relay_that_is_not_the_owner_is_told_what_to_grant_and_goes_on_deliver
         sql(&superuser, format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}")).await;
     }
 }
+
+#[tokio::test]
+async fn a_table_that_is_found_by_the_name_of_the_role_is_found_as_its_owner() {
+    let database = Database::new().await;
+    let superuser = database.empty().await;
+    let (owner, relay) = (name("proprietor"), name("user"));
+    let roles = format!(
+        "DROP ROLE IF EXISTS {owner}; DROP ROLE IF EXISTS {relay}; CREATE ROLE {owner}; CREATE ROLE {relay}; \
+         GRANT {owner} TO {relay}; CREATE SCHEMA {relay} AUTHORIZATION {owner}"
+    );
+    sql(&superuser, roles).await;
+    let owning = store(&database, "proprietor").await.with_table(&format!("{relay}.outbox_event")).unwrap();
+    owning.migrate().await.unwrap();
+    sql(&owning, format!("GRANT USAGE ON SCHEMA {relay} TO {relay}")).await;
+    let all = names(&superuser).await;
+    sql(&superuser, format!("DROP TABLE {relay}.{}", all[3])).await;
+
+    // Its search path says "$user".
+    let store = store(&database, "user").await.with_table("outbox_event").unwrap();
+    let maintained = store.maintain(&Purge::default()).await.unwrap();
+    assert_eq!(maintained, Maintained { made: 1, ..Maintained::default() });
+    assert_eq!(names(&superuser).await, all);
+
+    for role in [relay, owner] {
+        sql(&superuser, format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}")).await;
+    }
+}
