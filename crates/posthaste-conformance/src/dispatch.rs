@@ -482,7 +482,7 @@ pub async fn case_70_failed_renewal<F: Fixture>(fixture: F) {
 /// An event whose lease ran out while it was queued is not started: another process may have it. It comes again by a
 /// claim.
 pub async fn case_75_lease_runs_out_in_the_queue<F: Fixture>(fixture: F) {
-    let lease = Duration::from_millis(200);
+    let lease = Duration::from_millis(800);
     let (store, faults) = Faulty::new(fixture.store());
     faults.always(Call::Renew, Fault::Unavailable);
     let (tap, mut inbox) = Tap::new();

@@ -241,7 +241,9 @@ pub async fn case_64_outboxes_come_and_go<F: Fixture>(_fixture: F) {
 /// A node that is alone takes over at its start what its predecessor left; one of many does not.
 pub async fn case_71_takeover_at_the_start<F: Fixture>(fixture: F) {
     let (tap, mut inbox) = Tap::new();
-    let (dying, _) = start(fixture.store(), no_interval(), tap.behind(&Gate::new())).await;
+    let (dying, dying_meter) = start(fixture.store(), no_interval(), tap.behind(&Gate::new())).await;
+    // Its first poll is over: one that is still under way when it dies could take the row from its heir.
+    dying_meter.until("it has polled", |tally| tally.oldest_lag.len() == 1).await;
     let id = write(&dying, event("Left behind")).await;
     inbox.next().await;
     drop(dying);

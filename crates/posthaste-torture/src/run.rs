@@ -143,6 +143,9 @@ fn choose(plan: &Plan, ground: &Ground) -> (Vec<Fault>, Vec<(String, String)>) {
     let mut left_out = Vec::new();
     for &fault in wanted {
         let reason = match fault {
+            Fault::DiskFull if plan.database == Kind::Mariadb && plan.faults.is_empty() => {
+                Some("MariaDB 10.11 loses committed rows by it; name the fault to see".to_owned())
+            }
             Fault::DiskFull => ground.no_full_disk.clone(),
             Fault::ProducerKillPoint | Fault::RelayKillPoint if !cfg!(feature = "failpoints") => {
                 Some("not compiled in; build with the feature failpoints".to_owned())
