@@ -1,0 +1,81 @@
+use super::*;
+
+fn early(planted: &mut Planted, id: &str) {
+    let place = planted.entries.iter().position(|entry| RECEIVED(&entry.what)).unwrap();
+    let entry = Entry { at: 1_900_000, who: "sink".to_owned(), what: What::Received(message(id)) };
+    planted.entries.insert(place, entry);
+    planted.add(1901, "relay-1", answer_lost(&[id]));
+}
+
+#[test]
+fn a_later_one_came_first() {
+    breaks(&[Rule::Order], "a2", r#"number 2 of key "a" first came after number 3"#, |planted| {
+        planted.forget("a3", RECEIVED);
+        let place = planted.entries.iter().position(|entry| entry.what == What::Received(message("a2"))).unwrap();
+        let entry = Entry { at: 3_050_000, who: "sink".to_owned(), what: What::Received(message("a3")) };
+        planted.entries.insert(place, entry);
+    });
+}
+
+#[test]
+fn all_that_come_after_a_later_one_are_late() {
+    let report = spoiled(|planted| early(planted, "a3"));
+    let verdict = report.broken().next().unwrap();
+    let ids: Vec<_> = verdict.examples.iter().map(|example| &*example.id).collect();
+    assert_eq!((verdict.rule, ids), (Rule::Order, vec!["a1", "a2"]));
+}
+
+#[test]
+fn without_an_end_an_earlier_delivery_may_be_missing() {
+    is_unknown(&["the history has no end"], |planted| {
+        early(planted, "a3");
+        planted.forget_where(|what| *what == What::End);
+    });
+}
+
+#[test]
+fn repeats_may_come_in_any_order() {
+    is_valid(|planted| {
+        planted.add(9000, "relay-2", answer_lost(&["a2"]));
+        planted.add(9000, "sink", What::Received(message("a2")));
+    });
+}
+
+#[test]
+fn numbers_may_be_missing() {
+    is_valid(|planted| {
+        planted.add(9000, "sink", What::Received(message("a9")));
+        planted.add(9000, "relay-2", settled("a9", "r2/9", "done", true));
+        planted.add(9000, "database", changed("a9", ["new", "done"], [Some("r2/9"), None]));
+        planted.add(12_000, "runner", What::Ledger(message("a9")));
+        planted.add(12_000, "runner", row("a9", "done"));
+    });
+}
+
+#[test]
+fn nothing_is_asked_of_a_run_that_promises_none() {
+    let report = spoiled(|planted| {
+        early(planted, "a3");
+        planted.run().ordered = false;
+    });
+    assert_eq!(outcome(&report, Rule::Order), Outcome::NotPromised);
+    assert_eq!(report.conclusion, Conclusion::Valid);
+}
+
+#[test]
+fn poison_is_excepted() {
+    // The poison is number 1 of key b, and comes after number 2.
+    is_valid(|planted| planted.add(9000, "sink", What::Received(message("p1"))));
+    is_valid(|planted| {
+        planted.add(9000, "sink", What::Received(message("p1")));
+        planted.end_as("p1", "done", "r2/5");
+    });
+}
+
+#[test]
+fn the_dead_are_excepted() {
+    breaks(&[Rule::WronglyDead], "a3", "its row is DEAD, which nobody planned", |planted| {
+        early(planted, "a3");
+        planted.end_as("a3", "dead", "r2/3");
+    });
+}
