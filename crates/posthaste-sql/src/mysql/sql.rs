@@ -77,10 +77,12 @@ pub(super) const DIALECT: Dialect = Dialect {
                  WHERE stage = 0 AND stage_at > UTC_TIMESTAMP(6) ORDER BY stage_at LIMIT 1))"
         ),
 
+        settle_done_run: "",
         settle_done_by_seq: "UPDATE {table} SET status = 1, done_at = UTC_TIMESTAMP(6), locked_by = NULL, \
                              locked_at = NULL WHERE seq IN ({rows}) AND locked_by = ? AND status IN (0, 2)",
         settle_done: "UPDATE {table} SET status = 1, done_at = UTC_TIMESTAMP(6), locked_by = NULL, locked_at = NULL \
                       WHERE (event_id, locked_by) IN ({rows}) AND status IN (0, 2)",
+        delete_done_run: "",
         delete_done_by_seq: "DELETE FROM {table} WHERE seq IN ({rows}) AND locked_by = ? AND status IN (0, 2)",
         delete_done: "DELETE FROM {table} WHERE (event_id, locked_by) IN ({rows}) AND status IN (0, 2)",
         // Where a change is NULL the column stays as it is. STRAIGHT_JOIN makes it go from the changes to the rows.

@@ -154,6 +154,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                                OR locked_by IS NULL AND created_at <= (SELECT clock_timestamp() - $2))), \
                          clock_timestamp()",
 
+        settle_done_run: "",
         settle_done_by_seq: concat!(
             "UPDATE {table} AS t ",
             done!(),
@@ -172,6 +173,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             planned_anew!("$3"),
             "RETURNING s.place"
         ),
+        delete_done_run: "",
         delete_done_by_seq: concat!(
             "DELETE FROM {table} AS t USING ",
             settlements_by_seq!(),

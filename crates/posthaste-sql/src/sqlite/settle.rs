@@ -9,6 +9,10 @@ use sqlx::sqlite::SqliteConnection;
 use super::SqliteStore;
 use super::tx::begin_immediate;
 
+/// Up to how many runs of numbers are settled by a statement each. More of them are settled by one statement, for which
+/// SQLite makes a table of the numbers first.
+const MAX_RUNS: usize = 8;
+
 impl SqliteStore {
     pub(super) async fn try_settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, sqlx::Error> {
         if settlements.is_empty() {
@@ -43,14 +47,7 @@ impl SqliteStore {
         let now = self.now();
         let mut applied = 0;
         for (lease, seqs) in round.done_by_seq() {
-            let seqs = serde_json::to_string(&seqs).expect("numbers are JSON");
-            let query = if self.deletes_done {
-                sqlx::query(self.sql.slots.delete_done_by_seq.clone()).bind(seqs).bind(lease.as_str())
-            } else {
-                let query = sqlx::query(self.sql.slots.settle_done_by_seq.clone());
-                query.bind(seqs).bind(lease.as_str()).bind(now.as_micros())
-            };
-            applied += query.execute(&mut *connection).await?.rows_affected();
+            applied += self.done(connection, lease, &seqs, now).await?;
         }
         if let Some(done) = round.done_by_id() {
             let query = if self.deletes_done {
@@ -66,6 +63,38 @@ impl SqliteStore {
             applied += query.execute(connection).await?.rows_affected();
         }
         kill_point!("settle.applied");
+        Ok(applied)
+    }
+
+    /// Makes rows DONE, whose sorted numbers these are, and says how many it could.
+    async fn done(
+        &self,
+        connection: &mut SqliteConnection,
+        lease: &Lease,
+        seqs: &[i64],
+        now: Timestamp,
+    ) -> Result<u64, sqlx::Error> {
+        // Rows that were written one after the other are mostly claimed and delivered so: one stretch of the table.
+        let runs: Vec<&[i64]> = seqs.chunk_by(|one, next| one + 1 == *next).collect();
+        let slots = &self.sql.slots;
+        let (by_run, by_seq) = match self.deletes_done {
+            true => (&slots.delete_done_run, &slots.delete_done_by_seq),
+            false => (&slots.settle_done_run, &slots.settle_done_by_seq),
+        };
+        let mut queries = Vec::new();
+        if runs.len() <= MAX_RUNS {
+            for run in runs {
+                queries.push(sqlx::query(by_run.clone()).bind(run[0]).bind(run[run.len() - 1]).bind(lease.as_str()));
+            }
+        } else {
+            let seqs = serde_json::to_string(seqs).expect("numbers are JSON");
+            queries.push(sqlx::query(by_seq.clone()).bind(seqs).bind(lease.as_str()));
+        }
+        let mut applied = 0;
+        for query in queries {
+            let query = if self.deletes_done { query } else { query.bind(now.as_micros()) };
+            applied += query.execute(&mut *connection).await?.rows_affected();
+        }
         Ok(applied)
     }
 
@@ -106,17 +135,20 @@ impl Round<'_> {
         self.settlements.iter().copied().filter(|settlement| settlement.action == Action::Done)
     }
 
-    /// The rows that are DONE and whose number is known. They come in runs: a claim gives many of them one lease.
+    /// The rows that are DONE and whose numbers are known, by lease: a claim gives many of them the same.
     fn done_by_seq(&self) -> Vec<(&Lease, Vec<i64>)> {
-        let mut runs: Vec<(&Lease, Vec<i64>)> = Vec::new();
+        let mut by_lease: Vec<(&Lease, Vec<i64>)> = Vec::new();
         for settlement in self.done() {
             let Some(seq) = settlement.seq else { continue };
-            match runs.iter_mut().find(|(lease, _)| *lease == &settlement.lease) {
+            match by_lease.iter_mut().find(|(lease, _)| *lease == &settlement.lease) {
                 Some((_, seqs)) => seqs.push(seq),
-                None => runs.push((&settlement.lease, vec![seq])),
+                None => by_lease.push((&settlement.lease, vec![seq])),
             }
         }
-        runs
+        for (_, seqs) in &mut by_lease {
+            seqs.sort_unstable();
+        }
+        by_lease
     }
 
     /// Leases by id of the other rows that are DONE.

@@ -38,12 +38,16 @@ pub(super) const DIALECT: Dialect = Dialect {
         // OR ABORT SQLite copies every page before it changes it, to undo the one statement; here all is undone anyway.
         settle_done_by_seq: "UPDATE OR ROLLBACK {table} SET status = 1, done_at = ?3, locked_by = NULL, locked_at = NULL \
                              WHERE seq IN (SELECT value FROM json_each(?1)) AND locked_by = ?2 AND status IN (0, 2)",
+        settle_done_run: "UPDATE OR ROLLBACK {table} SET status = 1, done_at = ?4, locked_by = NULL, locked_at = NULL \
+                          WHERE seq BETWEEN ?1 AND ?2 AND locked_by = ?3 AND status IN (0, 2)",
         // ?1 is a JSON object of leases by event id. CROSS JOIN makes SQLite go from the object to the rows.
         settle_done: "UPDATE OR ROLLBACK {table} SET status = 1, done_at = ?2, locked_by = NULL, locked_at = NULL WHERE seq IN (\
                       SELECT t.seq FROM json_each(?1) AS s CROSS JOIN {table} AS t ON t.event_id = s.key \
                       WHERE t.locked_by = s.value AND t.status IN (0, 2))",
         delete_done_by_seq: "DELETE FROM {table} \
                              WHERE seq IN (SELECT value FROM json_each(?1)) AND locked_by = ?2 AND status IN (0, 2)",
+        delete_done_run: "DELETE FROM {table} \
+                          WHERE seq BETWEEN ?1 AND ?2 AND locked_by = ?3 AND status IN (0, 2)",
         delete_done: "DELETE FROM {table} WHERE seq IN (\
                       SELECT t.seq FROM json_each(?1) AS s CROSS JOIN {table} AS t ON t.event_id = s.key \
                       WHERE t.locked_by = s.value AND t.status IN (0, 2))",
@@ -148,6 +152,10 @@ mod tests {
         for (sql, parameters) in [(&slots.settle_done_by_seq, 3), (&slots.delete_done_by_seq, 2)] {
             let plan = store.plan(sql.as_str(), parameters).await;
             assert!(plan.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid=?)"), "{plan}");
+        }
+        for (sql, parameters) in [(&slots.settle_done_run, 4), (&slots.delete_done_run, 3)] {
+            let plan = store.plan(sql.as_str(), parameters).await;
+            assert!(plan.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"), "{plan}");
         }
     }
 

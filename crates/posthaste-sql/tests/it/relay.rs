@@ -165,3 +165,49 @@ async fn claims_of_two_pools_never_overlap() {
     all.dedup();
     assert_eq!(all.len(), 400);
 }
+
+/// Rows are settled by stretches of the table where their numbers leave no gap: never more than was asked for.
+#[tokio::test]
+async fn runs_of_numbers_are_settled_and_nothing_between_or_beside_them() {
+    for deleting in [false, true] {
+        // Which of forty rows are DONE: all, all but one, the middle, every other one (too many runs for a statement each).
+        let choices: [fn(usize) -> bool; 4] = [|_| true, |n| n != 20, |n| (10..30).contains(&n), |n| n % 2 == 0];
+        for chosen in choices {
+            let database = Database::new();
+            let store = database.store().await;
+            let store = if deleting { store.deleting_done() } else { store };
+            write(&store, (0..40).map(|n| event(&format!("{n:02}")))).await;
+            let (lease, claimed) = claim(&store, 40).await;
+            let mut settlements = settle_all(&lease, &claimed, &Action::Done);
+            settlements = settlements.into_iter().enumerate().filter(|(n, _)| chosen(*n)).map(|(_, it)| it).collect();
+            // Out of order, as workers finish.
+            settlements.reverse();
+            let settled = store.settle(&settlements).await.unwrap();
+            assert_eq!(settled, vec![Settled::Applied; settlements.len()]);
+            for n in 0..40 {
+                let record = store.find(&EventId::from_row(format!("{n:02}"))).await.unwrap();
+                let status = record.map(|record| record.state.status);
+                let done = if deleting { None } else { Some(Status::Done) };
+                assert_eq!(status, if chosen(n) { done } else { Some(Status::New) }, "row {n}, deleting: {deleting}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_row_in_the_middle_of_a_run_whose_lease_was_lost_is_named_and_kept() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(&store, (0..9).map(|n| event(&n.to_string()))).await;
+    let (lease, claimed) = claim(&store, 9).await;
+    sqlx::query("UPDATE outbox_event SET locked_by = 'another/1' WHERE event_id = '4'")
+        .execute(store.pool())
+        .await
+        .unwrap();
+
+    let settled = store.settle(&settle_all(&lease, &claimed, &Action::Done)).await.unwrap();
+    let expected: Vec<_> = (0..9).map(|n| if n == 4 { Settled::Lost } else { Settled::Applied }).collect();
+    assert_eq!(settled, expected);
+    let kept = store.find(&EventId::from_row("4")).await.unwrap().unwrap().state;
+    assert_eq!((kept.status, kept.lease.map(|(owner, _)| owner)), (Status::New, Some("another/1".to_owned())));
+}
