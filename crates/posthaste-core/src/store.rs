@@ -187,6 +187,18 @@ pub trait WriteStore: Send + Sync + 'static {
     /// The caller runs this future to its end even if its own caller loses interest.
     fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send;
 
+    /// Commits a transaction in which nothing has happened since an [`insert`](Self::insert) went well. So no statement
+    /// has failed in it, which some databases say of a transaction only when asked. Default: [`commit`](Self::commit).
+    ///
+    /// # Errors
+    /// As those of [`commit`](Self::commit).
+    ///
+    /// # Cancellation
+    /// The caller runs this future to its end even if its own caller loses interest.
+    fn commit_inserted(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send {
+        self.commit(tx)
+    }
+
     /// Rolls back.
     ///
     /// # Errors

@@ -18,11 +18,13 @@ pub struct Transaction<S: WriteStore> {
     /// Nothing after the end.
     own: Option<S::OwnTx>,
     written: Vec<NewRow>,
+    /// Whether nobody had the connection since an insert that went well.
+    inserted_last: bool,
 }
 
 impl<S: WriteStore> Transaction<S> {
     pub(super) fn new(outbox: Outbox<S>, own: S::OwnTx) -> Self {
-        Self { outbox, own: Some(own), written: Vec::new() }
+        Self { outbox, own: Some(own), written: Vec::new(), inserted_last: false }
     }
 
     /// Writes an event. Gives its id, unless a hook took the event away.
@@ -48,12 +50,15 @@ impl<S: WriteStore> Transaction<S> {
         let rows = self.outbox.0.after.prepare(collect(events)?);
         let mut insert = Insert { after: Arc::clone(&self.outbox.0.after), rows, ended: false };
         kill_point!("insert.before");
+        let inserted_last = std::mem::replace(&mut self.inserted_last, false);
         let inserted = self.outbox.0.store.insert(connection(&mut self.own), &insert.rows).await;
         insert.ended = true;
         let rows = std::mem::take(&mut insert.rows);
         match inserted {
             Ok(()) => {
                 kill_point!("insert.after");
+                // Without rows there was no statement, and nothing is known.
+                self.inserted_last = inserted_last || !rows.is_empty();
                 let ids = ids(&rows);
                 self.written.extend(rows);
                 Ok(ids)
@@ -75,10 +80,13 @@ impl<S: WriteStore> Transaction<S> {
     pub async fn commit(mut self) -> Result<(), CommitError> {
         let own = self.own.take().expect("a transaction ends once");
         let receipt = self.take_receipt();
-        let inner = Arc::clone(&self.outbox.0);
+        let (inner, inserted_last) = (Arc::clone(&self.outbox.0), self.inserted_last);
         let commit = async move {
             kill_point!("commit.before");
-            let committed = inner.store.commit(own).await;
+            let committed = match inserted_last {
+                true => inner.store.commit_inserted(own).await,
+                false => inner.store.commit(own).await,
+            };
             match &committed {
                 Ok(()) => receipt.dispatch(),
                 Err(CommitError::NotCommitted(_)) => receipt.rolled_back(),
@@ -137,6 +145,7 @@ impl<S: WriteStore> Deref for Transaction<S> {
 
 impl<S: WriteStore> DerefMut for Transaction<S> {
     fn deref_mut(&mut self) -> &mut S::Connection {
+        self.inserted_last = false;
         connection(&mut self.own)
     }
 }

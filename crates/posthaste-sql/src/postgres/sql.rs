@@ -264,8 +264,8 @@ pub(super) const HELD: (&str, &str) =
 /// One row.
 pub(super) const INSERT_ONE: &str = concat!(
     insert_into!(),
-    "SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, now, coalesce($12, now + $13), $14, \
-     CASE WHEN $14 IS NOT NULL THEN now END FROM (SELECT clock_timestamp() AS now) AS clock"
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, statement_timestamp(), \
+     coalesce($12, statement_timestamp() + $13), $14, CASE WHEN $14 IS NOT NULL THEN statement_timestamp() END)"
 );
 
 /// Begins a transaction that changes the schema. Under a stricter isolation, which may be the default of a session, what is

@@ -74,6 +74,8 @@ async fn a_commit_after_a_failed_statement_is_none_and_delivers_nothing() {
     let mut tx = outbox.begin().await.unwrap();
     tx.write(event("never")).await.unwrap();
     sqlx::query("SELECT 1 / 0").execute(&mut *tx).await.unwrap_err();
+    // Nothing to write, so nothing is asked of the server.
+    tx.write_all([Event::builder("T"); 0]).await.unwrap();
     let error = tx.commit().await.unwrap_err();
     assert!(matches!(error, CommitError::NotCommitted(_)), "{error:?}");
 
@@ -119,6 +121,40 @@ async fn a_commit_on_a_lost_connection_is_open() {
     // The pool has other connections.
     write(&store, [event("kept")]).await;
     assert_eq!(ids(&claim(&store, 10).await.1), ["kept"]);
+}
+
+/// Nothing has failed before an event that was written last, and the commit does not ask; what fails is the commit itself.
+#[tokio::test]
+async fn a_commit_right_after_a_write_says_the_same_of_what_happened() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    sql(
+        &store,
+        "CREATE TABLE parent (id INTEGER PRIMARY KEY); \
+         CREATE TABLE child (parent INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED)",
+    )
+    .await;
+    let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+
+    let mut tx = outbox.begin().await.unwrap();
+    sqlx::query("INSERT INTO child VALUES (1)").execute(&mut *tx).await.unwrap();
+    tx.write(event("refused")).await.unwrap();
+    let error = tx.commit().await.unwrap_err();
+    assert!(matches!(error, CommitError::NotCommitted(_)), "{error:?}");
+
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write(event("?")).await.unwrap();
+    database.terminate("state = 'idle in transaction'").await;
+    let error = tx.commit().await.unwrap_err();
+    assert!(matches!(error, CommitError::Unknown(Error::Unavailable(_))), "{error:?}");
+
+    // A savepoint that somebody forgot ends with the transaction.
+    let mut tx = outbox.begin().await.unwrap();
+    std::mem::forget(tx.begin().await.unwrap());
+    tx.write(event("kept")).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(ids(&claim(&store, 10).await.1), ["kept"]);
+    assert!(!store.pool().acquire().await.unwrap().is_in_transaction());
 }
 
 #[tokio::test]
