@@ -36,6 +36,8 @@ struct Entry {
     acquired_at: Instant,
     /// How often the event had failed when the lease was taken. Others may have had it before it was adopted.
     failed: u32,
+    /// Whether the lease was adopted since an attempt began. Meanwhile the event may have died elsewhere and been redriven.
+    adopted: bool,
     /// The row is known to have another owner, or none.
     lost: bool,
 }
@@ -43,6 +45,16 @@ struct Entry {
 /// Names one acquisition, so that a late release cannot end a newer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(u64);
+
+/// The lease under which an acquisition goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) lease: Lease,
+    /// How often the event had failed when the lease was taken.
+    pub(crate) failed: u32,
+    /// Whether it is another lease than the one under which the attempt began.
+    pub(crate) adopted: bool,
+}
 
 impl InFlight {
     /// A tracker that forgets an acquisition after `ttl`, or never.
@@ -65,7 +77,8 @@ impl InFlight {
         let mut entries = self.entries();
         entries.last_token += 1;
         let token = Token(entries.last_token);
-        let fresh = Entry { token, lease: lease.clone(), leased_at, acquired_at: now, failed, lost: false };
+        let fresh =
+            Entry { token, lease: lease.clone(), leased_at, acquired_at: now, failed, adopted: false, lost: false };
         match entries.by_id.entry(id.clone()) {
             MapEntry::Vacant(vacant) => {
                 vacant.insert(fresh);
@@ -80,6 +93,7 @@ impl InFlight {
                 entry.lease = lease.clone();
                 entry.leased_at = leased_at;
                 entry.failed = failed;
+                entry.adopted = true;
                 entry.lost = false;
                 None
             }
@@ -114,14 +128,14 @@ impl InFlight {
 
     /// The lease under which an acquisition goes on, if it is the current one.
     pub fn lease(&self, id: &EventId, token: Token) -> Option<Lease> {
-        self.standing(id, token).map(|(lease, _)| lease)
+        self.standing(id, token).map(|standing| standing.lease)
     }
 
-    /// The same, with how often the event had failed when that lease was taken.
-    pub(crate) fn standing(&self, id: &EventId, token: Token) -> Option<(Lease, u32)> {
+    /// The same, with what is known of the row since that lease was taken.
+    pub(crate) fn standing(&self, id: &EventId, token: Token) -> Option<Standing> {
         let entries = self.entries();
         let entry = entries.by_id.get(id).filter(|entry| entry.token == token)?;
-        Some((entry.lease.clone(), entry.failed))
+        Some(Standing { lease: entry.lease.clone(), failed: entry.failed, adopted: entry.adopted })
     }
 
     /// Lets an event go unless its lease, which lasts for `duration`, certainly still stands. Says whether it does.
@@ -129,11 +143,12 @@ impl InFlight {
         self.hold_failed(id, token, duration).is_some()
     }
 
-    /// The same, and says how often the event had failed when that lease was taken.
+    /// The same for an attempt that begins, and says how often the event had failed when that lease was taken.
     pub(crate) fn hold_failed(&self, id: &EventId, token: Token, duration: Duration) -> Option<u32> {
         match self.entries().by_id.entry(id.clone()) {
-            MapEntry::Occupied(occupied) if occupied.get().token == token => {
-                let entry = occupied.get();
+            MapEntry::Occupied(mut occupied) if occupied.get().token == token => {
+                let entry = occupied.get_mut();
+                entry.adopted = false;
                 let held = !entry.lost && entry.leased_at.elapsed() < duration;
                 let failed = entry.failed;
                 if !held {
@@ -206,7 +221,10 @@ mod tests {
         assert_eq!(in_flight.hold_failed(&id, token, Duration::from_secs(9)), Some(1));
         assert_eq!(in_flight.acquire_failed(&id, &lease(2), now, 3), None);
         assert_eq!(in_flight.hold_failed(&id, token, Duration::from_secs(9)), Some(3));
-        assert_eq!(in_flight.standing(&id, token), Some((lease(2), 3)));
+        assert_eq!(in_flight.standing(&id, token), Some(Standing { lease: lease(2), failed: 3, adopted: false }));
+        // Again, while the attempt is under way.
+        assert_eq!(in_flight.acquire_failed(&id, &lease(3), now, 0), None);
+        assert_eq!(in_flight.standing(&id, token), Some(Standing { lease: lease(3), failed: 0, adopted: true }));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tracing::{debug, error, warn};
 
 use crate::dispatcher::Work;
 use crate::event::EventId;
-use crate::inflight::{InFlight, Token};
+use crate::inflight::{InFlight, Standing, Token};
 use crate::listener::{Path, chain};
 use crate::metrics::Metrics;
 use crate::queue::Queues;
@@ -41,8 +41,11 @@ impl Settling {
     /// Under another lease than it was reached under, an outcome may be that of a row which has gone on since: because this
     /// outcome was written and its answer lost, or because others have had the event. It would count a failure twice, or
     /// undo a redrive, so the row is given back instead. Done still holds: a row that is DONE is not claimed again.
-    fn reconsider(&mut self, lease: &Lease, failed: u32) {
-        let gone_on = self.failed != failed || self.open_under.as_ref().is_some_and(|open| open != lease);
+    fn reconsider(&mut self, standing: &Standing) {
+        let gone_on = self.failed != standing.failed
+            || self.open_under.as_ref().is_some_and(|open| *open != standing.lease)
+            // Of an event that died before its first failure was counted and was redriven, the count tells nothing.
+            || (standing.adopted && matches!(self.action, Action::Dead { .. }));
         if gone_on && self.action != Action::Done {
             self.action = Action::Release;
         }
@@ -149,10 +152,10 @@ impl Settler {
         let mut settlements = Vec::with_capacity(batch.len());
         for outcome in batch {
             // The lease may have been taken anew since the worker began.
-            if let Some((lease, failed)) = self.in_flight.standing(&outcome.id, outcome.token) {
-                outcome.reconsider(&lease, failed);
+            if let Some(standing) = self.in_flight.standing(&outcome.id, outcome.token) {
+                outcome.reconsider(&standing);
                 let (id, action) = (outcome.id.clone(), outcome.action.clone());
-                settlements.push(Settlement { id, seq: outcome.seq, lease, action });
+                settlements.push(Settlement { id, seq: outcome.seq, lease: standing.lease, action });
                 held.push(outcome);
             }
         }
@@ -260,7 +263,8 @@ mod tests {
         let id = EventId::from_row("e");
         let token = InFlight::new(None).acquire(&id, lease, Instant::now()).expect("nobody else has it");
         let mut settling = Settling { id, seq: None, token, path: Path::Cold, action, failed: 1, open_under };
-        settling.reconsider(lease, failed);
+        let adopted = *lease != Lease::new("me", 1);
+        settling.reconsider(&Standing { lease: lease.clone(), failed, adopted });
         settling.action
     }
 
@@ -274,7 +278,11 @@ mod tests {
         // Perhaps written; or failed elsewhere, or redriven.
         assert_eq!(reconsidered(retry(), Some(old.clone()), &new, 1), Action::Release);
         assert_eq!(reconsidered(retry(), None, &new, 2), Action::Release);
-        assert_eq!(reconsidered(Action::Dead { error: String::new(), counts: true }, None, &new, 0), Action::Release);
+        let dead = || Action::Dead { error: String::new(), counts: true };
+        assert_eq!(reconsidered(dead(), None, &new, 0), Action::Release);
+        // It may have died elsewhere at the same attempt, and been redriven.
+        assert_eq!(reconsidered(dead(), None, &new, 1), Action::Release);
+        assert_eq!(reconsidered(dead(), None, &old, 1), dead());
         // What was delivered was delivered.
         assert_eq!(reconsidered(Action::Done, Some(old), &new, 2), Action::Done);
     }
