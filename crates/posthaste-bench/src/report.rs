@@ -1,54 +1,86 @@
-//! The table at the end: what was measured, and whether it reaches its goal.
+//! What was measured, as a table, as JSON and as a page.
 
-/// What was measured, and whether it reaches its goal.
-#[derive(Default)]
+mod html;
+mod picture;
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use crate::machine::Machine;
+use crate::measure::Measurement;
+use crate::rounds::number;
+use crate::workload::growth::Growth;
+
+/// All that a run found.
 pub(crate) struct Report {
-    lines: Vec<Line>,
+    pub(crate) machine: Machine,
+    pub(crate) measurements: Vec<Measurement>,
+    pub(crate) grown: Vec<Growth>,
 }
 
-struct Line {
-    what: String,
-    measured: String,
-    goal: String,
-    reached: bool,
+/// A measurement with where it was made, because lists of them get torn apart.
+#[derive(Serialize)]
+struct Entry<'a> {
+    #[serde(flatten)]
+    measurement: &'a Measurement,
+    machine: &'a Machine,
 }
 
 impl Report {
-    /// A figure that must not be above its goal.
-    pub(crate) fn at_most(&mut self, what: &str, measured: f64, goal: f64, unit: &str) {
-        self.line(what, measured, "≤", goal, unit, measured <= goal);
-    }
-
-    /// A figure that must not be below its goal.
-    pub(crate) fn at_least(&mut self, what: &str, measured: f64, goal: f64, unit: &str) {
-        self.line(what, measured, "≥", goal, unit, measured >= goal);
-    }
-
-    fn line(&mut self, what: &str, measured: f64, sign: &str, goal: f64, unit: &str, reached: bool) {
-        let digits = if goal < 10.0 { 2 } else { 0 };
-        self.lines.push(Line {
-            what: what.to_owned(),
-            measured: format!("{measured:.digits$} {unit}"),
-            goal: format!("{sign} {goal:.digits$} {unit}"),
-            reached,
-        });
-    }
-
-    pub(crate) fn reached(&self) -> bool {
-        self.lines.iter().all(|line| line.reached)
-    }
-
+    /// The table at the end.
     pub(crate) fn print(&self) {
-        println!("\n{:<44} {:>18} {:>18}", "workload", "measured", "goal");
-        for line in &self.lines {
-            let mark = if line.reached { "reached" } else { "MISSED" };
-            println!("{:<44} {:>18} {:>18}  {mark}", line.what, line.measured, line.goal);
+        let machine = &self.machine;
+        println!(
+            "\n{} cores of {}, {} MB, load {:.1} before and {:.1} after",
+            machine.cores, machine.processor, machine.memory_mb, machine.load_before, machine.load_after
+        );
+        for line in machine.databases.iter().chain([&machine.settings]) {
+            println!("{line}");
         }
+        println!(
+            "\n{:<9} {:<38} {:>10} {:>10} {:>7} {:>6} {:>7}",
+            "database", "workload", "outbox", "against", "ratio", "goal", "spread"
+        );
+        for measurement in &self.measurements {
+            let Measurement { database, workload, ours, ceiling, ratio, .. } = measurement;
+            let goal = measurement.goal.map_or_else(|| "-".to_owned(), |goal| format!("{goal:.2}"));
+            let spread = measurement.spread.map_or_else(|| "-".to_owned(), |spread| format!("{:.0} %", spread * 100.0));
+            println!(
+                "{database:<9} {workload:<38} {:>10} {:>10} {ratio:>7.2} {goal:>6} {spread:>7}  {}",
+                number(*ours),
+                number(*ceiling),
+                mark(measurement)
+            );
+            for (peer, median) in &measurement.peers {
+                println!("{:<9}   {peer:<36} {:>10}", "", number(*median));
+            }
+        }
+    }
+
+    /// A list of objects.
+    pub(crate) fn write_json(&self, path: &Path) -> anyhow::Result<()> {
+        let machine = &self.machine;
+        let entries: Vec<_> = self.measurements.iter().map(|measurement| Entry { measurement, machine }).collect();
+        write(path, serde_json::to_string_pretty(&entries)?)
+    }
+
+    /// One page that needs nothing else.
+    pub(crate) fn write_html(&self, path: &Path) -> anyhow::Result<()> {
+        write(path, html::page(self))
     }
 }
 
-/// The middle of several measurements.
-pub(crate) fn median(figures: &mut [f64]) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
+fn write(path: &Path, text: String) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+}
+
+/// Whether a goal was reached, in a word.
+fn mark(measurement: &Measurement) -> &'static str {
+    match measurement.goal {
+        None => "",
+        Some(_) if measurement.reached => "reached",
+        Some(_) => "MISSED",
+    }
 }

@@ -19,6 +19,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::Args),
+    /// Measures the outbox beside the same work written by hand, in the same minute on the same machine.
+    ///
+    /// Each contestant has its turn in every round, and the medians are compared. Servers are started for the run. The exit
+    /// status is 0 if every goal was reached, 1 if one was missed, and 2 if something could not be measured.
+    Bench(posthaste_bench::Args),
     /// Breaks everything around an outbox for a while, and checks that nothing was lost.
     ///
     /// Producers, relays and a sink run as processes of their own; the database is a private one. The exit status is 0 for
@@ -35,12 +40,18 @@ async fn main() -> ExitCode {
     log_if_asked();
     let ended = match cli.command {
         Command::Demo(args) => demo::run(args).await,
+        Command::Bench(args) => bench(args).await,
         Command::Torture(args) => torture(args).await,
     };
     ended.unwrap_or_else(|error| {
         eprintln!("error: {}", text(&error));
         ExitCode::from(COULD_NOT_RUN)
     })
+}
+
+async fn bench(args: posthaste_bench::Args) -> anyhow::Result<ExitCode> {
+    let program = std::env::current_exe()?;
+    posthaste_bench::run(args, &[program.into_os_string(), "bench".into()]).await
 }
 
 async fn torture(args: posthaste_torture::Args) -> anyhow::Result<ExitCode> {

@@ -1,69 +1,54 @@
-//! Events per second through the dispatcher.
+//! The dispatcher alone, on the memory store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use posthaste_core::store::{NewRow, WriteStore};
-use posthaste_core::{Delivery, Event, MemoryStore, Options, Outbox};
+use posthaste_core::{Event, MemoryStore, Options, Outbox};
 
-use crate::latency::payload;
-use crate::report::{Report, median};
+use super::Counter;
+use crate::bench::Bench;
+use crate::measure::About;
+use crate::rounds::of;
+use crate::subject::{event, payload};
+
+/// Events per second that the outbox wants to reach without any database, whatever the machine.
+const GOAL: f64 = 300_000.0;
 
 /// Drains waiting events, and then writes as fast as it can with the hot path on.
-pub(crate) async fn run(report: &mut Report, events: usize, rounds: usize) -> anyhow::Result<()> {
-    let (mut cold, mut hot) = (Vec::new(), Vec::new());
-    let mut most_in_hand = 0;
-    for round in 1..=rounds {
-        let (rate, in_hand) = drain(events).await?;
-        most_in_hand = most_in_hand.max(in_hand);
-        cold.push(rate);
-        let (rate, in_hand) = write(events).await?;
-        most_in_hand = most_in_hand.max(in_hand);
-        hot.push(rate);
-        println!(
-            "throughput, round {round}: drain {:.0} events/s, written and delivered {rate:.0} events/s",
-            cold[round - 1]
-        );
-    }
-    report.at_least("dispatcher, drain of waiting events", median(&mut cold), 300_000.0, "events/s");
-    report.at_least("dispatcher, written hot and delivered", median(&mut hot), 300_000.0, "events/s");
+pub(crate) async fn run(bench: &mut Bench) -> anyhow::Result<()> {
+    let events = bench.sizes.dispatched;
+    let most_in_hand = AtomicUsize::new(0);
+    let contestants = ["drained", "written hot"].map(str::to_owned);
+    let figures = bench
+        .rounds
+        .run("dispatcher", "events/s", &contestants, async |contestant| {
+            let (rate, in_hand) = match contestant {
+                "drained" => drain(events).await?,
+                _ => write(events).await?,
+            };
+            most_in_hand.fetch_max(in_hand, Ordering::Relaxed);
+            Ok(rate)
+        })
+        .await?;
+    let about = About {
+        workload: "dispatcher, cold",
+        database: "memory",
+        what: "waiting events through the dispatcher",
+        against: "a bound",
+        unit: "events/s",
+    };
+    bench.add(about.at_least(&of(&figures, "drained"), GOAL));
+    let about = About { workload: "dispatcher, hot", what: "events written and delivered hot", ..about };
+    bench.add(about.at_least(&of(&figures, "written hot"), GOAL));
     let options = Options::default();
     // In the two queues, with a worker, on the way to the settler, and being written.
     let bound = options.hot_queue + options.cold_queue + 2 * options.workers + 3 * options.settle_batch;
-    report.at_most("events in memory at most", most_in_hand as f64, bound as f64, "events");
+    let most = [most_in_hand.into_inner() as f64].into_iter().collect();
+    let about = About { workload: "dispatcher, memory", what: "events in memory at most", unit: "events", ..about };
+    bench.add(about.at_most(&most, bound as f64));
     Ok(())
-}
-
-fn event(index: usize, payload: &str) -> Event {
-    Event::builder("Tick").aggregate("Clock", index).json_text(payload).build().expect("a valid event")
-}
-
-pub(crate) struct Counter {
-    delivered: Arc<AtomicUsize>,
-    all: Arc<tokio::sync::Notify>,
-}
-
-impl Counter {
-    pub(crate) fn listener(
-        events: usize,
-    ) -> (Self, impl Fn(Delivery) -> std::future::Ready<()> + Send + Sync + 'static) {
-        let counter = Self { delivered: Arc::default(), all: Arc::default() };
-        let (delivered, all) = (Arc::clone(&counter.delivered), Arc::clone(&counter.all));
-        let listener = move |_: Delivery| {
-            if delivered.fetch_add(1, Ordering::Relaxed) + 1 == events {
-                all.notify_one();
-            }
-            std::future::ready(())
-        };
-        (counter, listener)
-    }
-
-    pub(crate) async fn wait(&self) -> anyhow::Result<()> {
-        let all = tokio::time::timeout(Duration::from_secs(60), self.all.notified()).await;
-        all.with_context(|| format!("only {} events were delivered", self.delivered.load(Ordering::Relaxed)))
-    }
 }
 
 /// How many events the outbox had in hand, at most.
@@ -79,7 +64,7 @@ async fn watch(outbox: Outbox<MemoryStore>, stop: Arc<tokio::sync::Notify>) -> u
 
 async fn drain(events: usize) -> anyhow::Result<(f64, usize)> {
     let store = MemoryStore::new();
-    let payload = payload();
+    let payload = payload(200);
     let mut tx = store.begin().await?;
     for chunk in (0..events).collect::<Vec<_>>().chunks(10_000) {
         let rows: Vec<_> = chunk.iter().map(|index| NewRow::new(event(*index, &payload))).collect();
@@ -101,7 +86,7 @@ async fn drain(events: usize) -> anyhow::Result<(f64, usize)> {
 
 /// Two writers, a hundred events in a transaction, built beforehand.
 async fn write(events: usize) -> anyhow::Result<(f64, usize)> {
-    let payload = payload();
+    let payload = payload(200);
     let all: Vec<Event> = (0..events).map(|index| event(index, &payload)).collect();
     let (counter, listener) = Counter::listener(events);
     let outbox = Outbox::builder(MemoryStore::new()).listen_all(listener).start().await?;

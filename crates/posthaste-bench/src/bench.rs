@@ -1,0 +1,89 @@
+//! One run: how large, what it found so far.
+
+use std::time::Duration;
+
+use crate::measure::{ByContestant, Measurement};
+use crate::peer;
+use crate::rounds::Rounds;
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// How long each contestant writes in a round.
+    pub(crate) writing: Duration,
+    /// How many rows wait in a drain.
+    pub(crate) events: usize,
+    /// How many are done beside them.
+    pub(crate) done_beside: usize,
+    /// How long latencies are measured in a round.
+    pub(crate) latency: Duration,
+    /// How many events go through the dispatcher alone.
+    pub(crate) dispatched: usize,
+}
+
+impl Sizes {
+    pub(crate) const FULL: Self = Self {
+        writing: Duration::from_secs(3),
+        events: 100_000,
+        done_beside: 1_000_000,
+        latency: Duration::from_secs(10),
+        dispatched: 1_000_000,
+    };
+
+    pub(crate) const QUICK: Self = Self {
+        writing: Duration::from_secs(2),
+        events: 40_000,
+        done_beside: 200_000,
+        latency: Duration::from_secs(3),
+        dispatched: 300_000,
+    };
+}
+
+/// The least ratios that we want to see on a database.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Goals {
+    pub(crate) write: Option<f64>,
+    pub(crate) hot: Option<f64>,
+    pub(crate) drain: Option<f64>,
+    pub(crate) drain_beside_done: Option<f64>,
+}
+
+/// A run under way.
+pub(crate) struct Bench {
+    pub(crate) sizes: Sizes,
+    pub(crate) rounds: Rounds,
+    pub(crate) measurements: Vec<Measurement>,
+}
+
+impl Bench {
+    /// The goals for a database. Everything in SQLite goes through one writer and one thread, which also delivers; there the
+    /// loop by hand has the file to itself.
+    pub(crate) fn goals(&self, database: &str) -> Goals {
+        match database {
+            "sqlite" => Goals { write: Some(0.9), hot: None, drain: Some(0.7), drain_beside_done: Some(0.9) },
+            _ => Goals { write: Some(0.95), hot: Some(0.85), drain: Some(0.9), drain_beside_done: Some(0.95) },
+        }
+    }
+
+    pub(crate) fn add(&mut self, measurement: Measurement) {
+        self.measurements.push(measurement);
+    }
+
+    /// Adds a measurement together with the peers that were among its contestants.
+    pub(crate) fn add_with_peers(&mut self, mut measurement: Measurement, figures: &ByContestant) {
+        peer::add_medians(&mut measurement, figures);
+        self.add(measurement);
+    }
+
+    /// Adds the median of a peer to a measurement that is there.
+    pub(crate) fn add_peer(&mut self, workload: &str, database: &str, peer: &str, median: f64) {
+        let of = |measurement: &&mut Measurement| measurement.workload == workload && measurement.database == database;
+        if let Some(measurement) = self.measurements.iter_mut().find(of) {
+            measurement.peers.insert(peer.to_owned(), median);
+        }
+    }
+
+    pub(crate) fn reached(&self) -> bool {
+        self.measurements.iter().all(|measurement| measurement.reached)
+    }
+}

@@ -1,0 +1,285 @@
+//! Measures Posthaste against what the same machine can do in the same minute.
+//!
+//! Every figure is a median of rounds in which all contestants take turns, and what counts is their ratio. docs/performance.md
+//! says what each workload is.
+
+mod bench;
+mod machine;
+mod measure;
+mod peer;
+mod report;
+mod rounds;
+mod server;
+mod statements;
+mod subject;
+mod workload;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use posthaste_torture::server::Kind;
+
+use bench::{Bench, Sizes};
+use machine::Machine;
+use peer::{Directory, Peers};
+use report::Report;
+use rounds::Rounds;
+use server::Served;
+use subject::Subject;
+use subject::mariadb::MariaDb;
+use subject::postgres::Postgres;
+use subject::sqlite::Sqlite;
+use workload::growth::Reach;
+use workload::{cost, dispatcher, drain, growth, latency, write};
+
+/// The command line.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    plan: Plan,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Listens in a process of its own. Started by the run itself.
+    #[command(hide = true)]
+    Listen {
+        #[arg(long)]
+        url: String,
+        #[arg(long, value_enum)]
+        who: latency::Who,
+    },
+}
+
+/// What to measure.
+#[derive(clap::Args)]
+struct Plan {
+    /// Where to measure; everywhere, if nothing is named. Servers are started for the run, in a temporary directory.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    database: Vec<Database>,
+
+    /// An empty database of yours, which is filled and emptied: `postgres://…` or `mysql://…`. Instead of a private server.
+    #[arg(long, conflicts_with = "database")]
+    url: Option<String>,
+
+    /// What to measure; everything but growth, if nothing is named.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    workload: Vec<Workload>,
+
+    /// Smaller and fewer: a few minutes instead of half an hour.
+    #[arg(long)]
+    quick: bool,
+
+    /// Rounds that count, of which the medians are compared. By default 5, and 3 with --quick.
+    #[arg(long)]
+    rounds: Option<usize>,
+
+    /// Rounds before them that do not.
+    #[arg(long, default_value_t = 1)]
+    warm_up: usize,
+
+    /// How many rows wait in a drain. By default 100,000, and 40,000 with --quick.
+    #[arg(long)]
+    events: Option<usize>,
+
+    /// The seed of the order in which contestants take their turns.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// Writes all that was measured, as a list of objects.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Writes a page with a picture for each workload.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+
+    /// A directory with other programs that do the same work, beside which PostgreSQL is measured: `peers` of the repository,
+    /// after `peers/build`.
+    #[arg(long, value_name = "DIRECTORY")]
+    peers: Option<PathBuf>,
+
+    /// Only these peers.
+    #[arg(long, value_delimiter = ',', requires = "peers")]
+    peer: Vec<String>,
+}
+
+/// Where to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Database {
+    /// The memory store: what the outbox itself takes.
+    Memory,
+    /// SQLite, in a temporary file.
+    Sqlite,
+    /// A private PostgreSQL server.
+    Postgres,
+    /// A private MariaDB server.
+    Mariadb,
+}
+
+/// What to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Workload {
+    /// W and H: transactions with one event, not delivered and delivered hot.
+    W,
+    /// W100: transactions with a hundred events.
+    W100,
+    /// D, D+1M and Ddel: rows that wait, until the last is DONE.
+    D,
+    /// L: from the commit to the listener.
+    L,
+    /// X: what an event costs.
+    X,
+    /// How costs grow with the table, the backlog, the payload, workers and relays, and with time.
+    Growth,
+}
+
+/// Does what the command line says. `program` is how this very command is started, without its arguments.
+///
+/// The exit status is 0 if every goal was reached, and 1 if one was missed.
+///
+/// # Errors
+/// When something could not be measured: a server that is not installed, a file that cannot be written.
+pub async fn run(args: Args, program: &[OsString]) -> anyhow::Result<ExitCode> {
+    if let Some(Command::Listen { url, who }) = args.command {
+        latency::listen(&url, who).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let plan = args.plan;
+    let mut run = Run::new(&plan)?;
+    for database in plan.databases()? {
+        match database {
+            Database::Memory => run.memory().await?,
+            Database::Sqlite => run.subject(&Sqlite::new()?, &Peers::none()).await?,
+            Database::Postgres => {
+                let server = Postgres::new(plan.served(Kind::Postgres).await?);
+                let directory = run.peers.clone();
+                let peers = Peers::on(&directory, &server);
+                run.subject(&server, &peers).await?;
+                if run.wants(Workload::L) {
+                    latency::two_processes(&mut run.bench, &server, program, &peers).await?;
+                }
+            }
+            Database::Mariadb => {
+                let server = MariaDb::new(plan.served(Kind::MariaDb).await?);
+                run.subject(&server, &Peers::none()).await?;
+            }
+        }
+    }
+    let reached = run.bench.reached();
+    let report = run.report();
+    report.print();
+    if let Some(path) = &plan.json {
+        report.write_json(path)?;
+    }
+    if let Some(path) = &plan.report {
+        report.write_html(path)?;
+    }
+    Ok(if reached { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Plan {
+    fn databases(&self) -> anyhow::Result<Vec<Database>> {
+        Ok(match &self.url {
+            Some(url) if url.starts_with("postgres:") || url.starts_with("postgresql:") => vec![Database::Postgres],
+            Some(url) if url.starts_with("mysql:") || url.starts_with("mariadb:") => vec![Database::Mariadb],
+            Some(_) => {
+                anyhow::bail!("--url must begin with postgres:// or mysql://; for a file, give --database sqlite")
+            }
+            None if self.database.is_empty() => <Database as clap::ValueEnum>::value_variants().to_vec(),
+            None => self.database.clone(),
+        })
+    }
+
+    async fn served(&self, kind: Kind) -> anyhow::Result<Served> {
+        match &self.url {
+            Some(url) => Ok(Served::at(url)),
+            None => Served::start(kind).await,
+        }
+    }
+}
+
+/// A run, with what it has found.
+struct Run {
+    workloads: Vec<Workload>,
+    quick: bool,
+    bench: Bench,
+    machine: Machine,
+    peers: Directory,
+    grown: Vec<growth::Growth>,
+}
+
+impl Run {
+    fn new(plan: &Plan) -> anyhow::Result<Self> {
+        let mut sizes = if plan.quick { Sizes::QUICK } else { Sizes::FULL };
+        if let Some(events) = plan.events {
+            anyhow::ensure!(events >= 1000, "--events must be at least 1000, or a drain is over before it is measured");
+            sizes.events = events;
+        }
+        let rounds = plan.rounds.unwrap_or(if plan.quick { 3 } else { 5 });
+        anyhow::ensure!(rounds > 0, "--rounds must be at least 1");
+        let peers = match &plan.peers {
+            Some(path) => Directory::read(path, &plan.peer)?,
+            None => Directory::default(),
+        };
+        let settings = format!(
+            "{rounds} rounds after {} of warm-up, seed {}, {} rows in a drain",
+            plan.warm_up, plan.seed, sizes.events
+        );
+        let rounds = Rounds { warm_up: plan.warm_up, rounds, random: fastrand::Rng::with_seed(plan.seed) };
+        let mut machine = Machine::look(settings);
+        machine.peers = peers.settings();
+        let bench = Bench { sizes, rounds, measurements: Vec::new() };
+        Ok(Self { workloads: plan.workload.clone(), quick: plan.quick, bench, machine, peers, grown: Vec::new() })
+    }
+
+    fn wants(&self, workload: Workload) -> bool {
+        match self.workloads.is_empty() {
+            true => workload != Workload::Growth,
+            false => self.workloads.contains(&workload),
+        }
+    }
+
+    async fn memory(&mut self) -> anyhow::Result<()> {
+        if self.wants(Workload::D) {
+            dispatcher::run(&mut self.bench).await?;
+        }
+        if self.wants(Workload::L) {
+            latency::in_memory(&mut self.bench).await?;
+        }
+        Ok(())
+    }
+
+    async fn subject<S: Subject>(&mut self, subject: &S, peers: &Peers<'_>) -> anyhow::Result<()> {
+        self.machine.databases.push(subject.version().await?);
+        if self.wants(Workload::W) {
+            write::single(&mut self.bench, subject, peers).await?;
+        }
+        if self.wants(Workload::W100) {
+            write::bulk(&mut self.bench, subject, peers).await?;
+        }
+        if self.wants(Workload::D) {
+            drain::run(&mut self.bench, subject, peers).await?;
+        }
+        if self.wants(Workload::L) {
+            latency::one_process(&mut self.bench, subject).await?;
+        }
+        if self.wants(Workload::X) {
+            cost::run(&mut self.bench, subject).await?;
+        }
+        if self.wants(Workload::Growth) {
+            let reach = if self.quick { Reach::QUICK } else { Reach::FULL };
+            self.grown.extend(growth::run(&mut self.bench, subject, reach).await?);
+        }
+        Ok(())
+    }
+
+    fn report(self) -> Report {
+        let machine = Machine { load_after: machine::load(), ..self.machine };
+        Report { machine, measurements: self.bench.measurements, grown: self.grown }
+    }
+}

@@ -1,0 +1,169 @@
+//! Figures of several rounds, and what they say together.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// One figure per round.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(transparent)]
+pub(crate) struct Figures(Vec<f64>);
+
+impl Figures {
+    pub(crate) fn push(&mut self, figure: f64) {
+        self.0.push(figure);
+    }
+
+    pub(crate) fn last(&self) -> Option<f64> {
+        self.0.last().copied()
+    }
+
+    /// The middle one; of an even number, the middle of the middle two.
+    pub(crate) fn median(&self) -> Option<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match sorted.len() {
+            0 => None,
+            odd if odd % 2 == 1 => Some(sorted[middle]),
+            _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+        }
+    }
+
+    pub(crate) fn least(&self) -> Option<f64> {
+        self.0.iter().copied().min_by(f64::total_cmp)
+    }
+
+    pub(crate) fn most(&self) -> Option<f64> {
+        self.0.iter().copied().max_by(f64::total_cmp)
+    }
+
+    /// How far the rounds lie apart, as a share of their middle.
+    pub(crate) fn spread(&self) -> Option<f64> {
+        Some((self.most()? - self.least()?) / self.median()?)
+    }
+
+    pub(crate) fn rounds(&self) -> &[f64] {
+        &self.0
+    }
+}
+
+impl FromIterator<f64> for Figures {
+    fn from_iter<I: IntoIterator<Item = f64>>(figures: I) -> Self {
+        Self(figures.into_iter().collect())
+    }
+}
+
+/// Figures of the contestants of one workload, by their names.
+pub(crate) type ByContestant = BTreeMap<String, Figures>;
+
+/// What a workload came to.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Measurement {
+    /// Its name in docs/performance.md, such as `W`.
+    pub(crate) workload: String,
+    pub(crate) database: String,
+    /// What was measured, in words.
+    pub(crate) what: String,
+    /// What it was measured against, in words.
+    pub(crate) against: String,
+    pub(crate) unit: String,
+    /// The median of the outbox.
+    pub(crate) ours: f64,
+    /// The median of what it was measured against, or the bound.
+    pub(crate) ceiling: f64,
+    /// Where more is better, ours to the ceiling; where less is, the ceiling to ours. More is always better.
+    pub(crate) ratio: f64,
+    /// The least ratio that we want to see. Nothing where a figure is only told.
+    pub(crate) goal: Option<f64>,
+    pub(crate) reached: bool,
+    /// How far the rounds of the outbox lie apart, as a share of their median.
+    pub(crate) spread: Option<f64>,
+    pub(crate) ours_by_round: Figures,
+    pub(crate) ceiling_by_round: Figures,
+    /// Medians of other programs that did the same work in the same rounds.
+    pub(crate) peers: BTreeMap<String, f64>,
+}
+
+/// What is measured.
+pub(crate) struct About<'a> {
+    pub(crate) workload: &'a str,
+    pub(crate) database: &'a str,
+    pub(crate) what: &'a str,
+    pub(crate) against: &'a str,
+    pub(crate) unit: &'a str,
+}
+
+impl About<'_> {
+    /// Ours against others, where more is better.
+    pub(crate) fn compare(&self, ours: &Figures, ceiling: &Figures, goal: Option<f64>) -> Measurement {
+        let (our, their) = (ours.median().unwrap_or(f64::NAN), ceiling.median().unwrap_or(f64::NAN));
+        self.measurement(ours, ceiling.clone(), their, our / their, goal)
+    }
+
+    /// Ours against a bound below which it must stay.
+    pub(crate) fn at_most(&self, ours: &Figures, bound: f64) -> Measurement {
+        let our = ours.median().unwrap_or(f64::NAN);
+        self.measurement(ours, Figures::default(), bound, bound / our, Some(1.0))
+    }
+
+    /// Ours against a bound that it must reach.
+    pub(crate) fn at_least(&self, ours: &Figures, bound: f64) -> Measurement {
+        let our = ours.median().unwrap_or(f64::NAN);
+        self.measurement(ours, Figures::default(), bound, our / bound, Some(1.0))
+    }
+
+    fn measurement(
+        &self,
+        ours: &Figures,
+        by_round: Figures,
+        ceiling: f64,
+        ratio: f64,
+        goal: Option<f64>,
+    ) -> Measurement {
+        Measurement {
+            workload: self.workload.to_owned(),
+            database: self.database.to_owned(),
+            what: self.what.to_owned(),
+            against: self.against.to_owned(),
+            unit: self.unit.to_owned(),
+            ours: ours.median().unwrap_or(f64::NAN),
+            ceiling,
+            ratio,
+            goal,
+            // What could not be measured has reached nothing.
+            reached: goal.is_none_or(|goal| ratio >= goal),
+            spread: ours.spread(),
+            ours_by_round: ours.clone(),
+            ceiling_by_round: by_round,
+            peers: BTreeMap::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_and_the_spread_of_rounds() {
+        let figures: Figures = [4.0, 1.0, 2.0].into_iter().collect();
+        assert_eq!((figures.median(), figures.spread()), (Some(2.0), Some(1.5)));
+        let even: Figures = [4.0, 1.0].into_iter().collect();
+        assert_eq!(even.median(), Some(2.5));
+        assert_eq!(Figures::default().median(), None);
+    }
+
+    #[test]
+    fn a_ratio_is_better_the_higher_it_is() {
+        let about = About { workload: "W", database: "d", what: "", against: "", unit: "" };
+        let figures = |figure: f64| [figure].into_iter().collect::<Figures>();
+        let more = about.compare(&figures(90.0), &figures(100.0), Some(0.95));
+        assert_eq!((more.ratio, more.reached), (0.9, false));
+        assert!(about.at_most(&figures(40.0), 50.0).reached);
+        assert!(!about.at_most(&figures(60.0), 50.0).reached);
+        assert!(!about.at_least(&figures(40.0), 50.0).reached);
+        // Nothing was measured.
+        assert!(!about.compare(&Figures::default(), &figures(1.0), Some(0.1)).reached);
+    }
+}

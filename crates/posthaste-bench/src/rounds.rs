@@ -1,0 +1,63 @@
+//! Contestants that take turns.
+
+use crate::measure::{ByContestant, Figures};
+
+/// Every contestant once per round, in an order of its own for each round, after some rounds that do not count. So whatever
+/// the machine does beside this, it does to all of them.
+pub(crate) struct Rounds {
+    pub(crate) warm_up: usize,
+    pub(crate) rounds: usize,
+    pub(crate) random: fastrand::Rng,
+}
+
+impl Rounds {
+    /// Measures each contestant, and prints what it sees.
+    pub(crate) async fn run(
+        &mut self,
+        title: &str,
+        unit: &str,
+        contestants: &[String],
+        measure: impl AsyncFn(&str) -> anyhow::Result<f64>,
+    ) -> anyhow::Result<ByContestant> {
+        let mut figures = ByContestant::new();
+        for round in 0..self.warm_up + self.rounds {
+            let mut order: Vec<&String> = contestants.iter().collect();
+            self.random.shuffle(&mut order);
+            let counts = round >= self.warm_up;
+            let mut seen = ByContestant::new();
+            for contestant in order {
+                let figure = match measure(contestant).await {
+                    // A peer that fails is told of, and is no reason to stop.
+                    Err(error) if contestant.starts_with(crate::peer::PREFIX) => {
+                        println!("  {contestant} failed: {error:#}");
+                        continue;
+                    }
+                    measured => measured?,
+                };
+                seen.entry(contestant.clone()).or_default().push(figure);
+                if counts {
+                    figures.entry(contestant.clone()).or_default().push(figure);
+                }
+            }
+            let line = |name: &String| Some(format!("{name} {}", number(seen.get(name)?.last()?)));
+            let line: Vec<String> = contestants.iter().filter_map(line).collect();
+            let number = if counts { format!("round {}", round + 1 - self.warm_up) } else { "warm-up".to_owned() };
+            println!("{title}, {number}: {} {unit}", line.join(", "));
+        }
+        Ok(figures)
+    }
+}
+
+/// The figures of a contestant, which are none if it never got through.
+pub(crate) fn of(figures: &ByContestant, contestant: &str) -> Figures {
+    figures.get(contestant).cloned().unwrap_or_default()
+}
+
+/// A number with as many digits as anybody reads.
+pub(crate) fn number(figure: f64) -> String {
+    match figure.abs() {
+        large if large >= 100.0 => format!("{figure:.0}"),
+        middling if middling >= 10.0 => format!("{figure:.1}"),
+        _ => format!("{figure:.2}"),
+    }
+}

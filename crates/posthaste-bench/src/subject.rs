@@ -1,0 +1,135 @@
+//! A database under test, and what the same work takes when it is written by hand for it.
+
+pub(crate) mod mariadb;
+pub(crate) mod postgres;
+pub(crate) mod sqlite;
+
+use anyhow::ensure;
+use posthaste_core::Event;
+use posthaste_core::store::{NewRow, Store, WriteStore};
+
+/// Rows that a hand-written loop claims and completes at a time.
+pub(crate) const BATCH: usize = 500;
+
+/// The most connections that writers have.
+pub(crate) const CONNECTIONS: u32 = 10;
+
+/// A business row, which every database takes in these words but for the sign of its parameter.
+macro_rules! order {
+    ($parameter:literal) => {
+        concat!("INSERT INTO orders (customer, total) VALUES (", $parameter, ", 19.90)")
+    };
+}
+use order;
+
+/// The connection of a subject's store.
+pub(crate) type Connection<S> = <<S as Subject>::Store as WriteStore>::Connection;
+
+/// A database under test. What is done by hand is done through the same driver, as well as it can be.
+pub(crate) trait Subject {
+    type Store: Store;
+
+    /// Its name, and the version of the server.
+    fn name(&self) -> &'static str;
+    async fn version(&self) -> anyhow::Result<String>;
+
+    /// An empty outbox, and an empty table of orders.
+    async fn fresh(&self) -> anyhow::Result<Self::Store>;
+
+    /// Another store on the same tables, which shares no connection with the first.
+    async fn another(&self, store: &Self::Store) -> anyhow::Result<Self::Store>;
+
+    /// The same store, deleting what is done.
+    fn deleting(store: Self::Store) -> Self::Store;
+
+    /// Inserts rows that are DONE.
+    async fn fill_done(store: &Self::Store, rows: usize) -> anyhow::Result<()>;
+
+    /// Does what the server would do a little later by itself, in the middle of a measurement or not.
+    async fn settle_down(store: &Self::Store) -> anyhow::Result<()>;
+
+    /// Inserts a business row.
+    async fn order(connection: &mut Connection<Self>) -> anyhow::Result<()>;
+
+    /// A transaction with a business row alone.
+    async fn write_bare(store: &Self::Store) -> anyhow::Result<()>;
+
+    /// A transaction with a business row and events.
+    async fn write_by_hand(store: &Self::Store, events: &[Event]) -> anyhow::Result<()>;
+
+    /// Claims and completes until nothing is left, [`BATCH`] rows at a time.
+    async fn drain_by_hand(store: &Self::Store, deleting: bool) -> anyhow::Result<()>;
+
+    /// Claims and completes a batch. Gives the ids of its aggregates.
+    async fn complete_by_hand(store: &Self::Store) -> anyhow::Result<Vec<Option<String>>>;
+
+    /// Holds a transaction open that keeps the server from forgetting old versions of rows, until the guard is dropped.
+    async fn pin(store: &Self::Store) -> anyhow::Result<Box<dyn Send>>;
+
+    async fn close(store: Self::Store);
+
+    /// What the server has done for everybody since its start, where it says so.
+    async fn usage(&self) -> anyhow::Result<Usage> {
+        Ok(Usage::default())
+    }
+}
+
+/// What a server has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) commits: Option<u64>,
+    pub(crate) wal_bytes: Option<u64>,
+    /// Versions of rows that were left behind.
+    pub(crate) dead_rows: Option<u64>,
+    pub(crate) cpu_seconds: Option<f64>,
+}
+
+/// What is in a table before it is drained.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Filling {
+    /// How many events wait.
+    pub(crate) events: usize,
+    /// How many before them are DONE.
+    pub(crate) done: usize,
+    /// About how many bytes each of the events has.
+    pub(crate) payload: usize,
+}
+
+impl Default for Filling {
+    fn default() -> Self {
+        Self { events: 0, done: 0, payload: 200 }
+    }
+}
+
+/// Inserts events that wait, behind others that are DONE.
+pub(crate) async fn fill<S: Subject>(store: &S::Store, filling: Filling) -> anyhow::Result<()> {
+    S::fill_done(store, filling.done).await?;
+    let payload = payload(filling.payload);
+    let at_a_time = (16_000_000 / payload.len()).clamp(1, 10_000);
+    let numbers: Vec<usize> = (0..filling.events).collect();
+    for chunk in numbers.chunks(at_a_time) {
+        let mut tx = store.begin().await?;
+        let rows: Vec<_> = chunk.iter().map(|number| NewRow::new(event(*number, &payload))).collect();
+        store.insert(&mut tx, &rows).await?;
+        store.commit(tx).await?;
+    }
+    S::settle_down(store).await
+}
+
+/// Fails unless all rows are DONE, and that many.
+pub(crate) async fn check_done<S: Store>(store: &S, events: usize) -> anyhow::Result<()> {
+    let counts = store.counts().await?;
+    ensure!(counts.done == events as u64 && counts.total() == counts.done, "not every row is DONE: {counts:?}");
+    Ok(())
+}
+
+/// An event like every other.
+pub(crate) fn event(number: usize, payload: &str) -> Event {
+    Event::builder("Tick").aggregate("Clock", number).json_text(payload).build().expect("a valid event")
+}
+
+/// About that many bytes of JSON.
+pub(crate) fn payload(bytes: usize) -> String {
+    let half = bytes.saturating_sub(43) / 2;
+    format!(r#"{{"order":"{}","customer":"{}","total":"19.90"}}"#, "o".repeat(half), "c".repeat(half))
+}

@@ -1,0 +1,192 @@
+//! MariaDB.
+
+use posthaste_core::Event;
+use posthaste_sql::MySqlStore;
+use sqlx::mysql::{MySqlConnection, MySqlPool, MySqlPoolOptions};
+use sqlx::{Connection, QueryBuilder, Row};
+
+use super::{BATCH, CONNECTIONS, Subject, Usage, order, payload};
+use crate::server::Served;
+
+/// A database of its own on a server.
+pub(crate) struct MariaDb {
+    served: Served,
+}
+
+impl MariaDb {
+    pub(crate) fn new(served: Served) -> Self {
+        Self { served }
+    }
+
+    async fn pool(&self) -> anyhow::Result<MySqlPool> {
+        Ok(MySqlPoolOptions::new().max_connections(CONNECTIONS).connect(self.served.url()).await?)
+    }
+}
+
+impl Subject for MariaDb {
+    type Store = MySqlStore;
+
+    fn name(&self) -> &'static str {
+        "mariadb"
+    }
+
+    async fn version(&self) -> anyhow::Result<String> {
+        let mut connection = MySqlConnection::connect(self.served.url()).await?;
+        let sql =
+            "SELECT concat('MariaDB ', version(), ', innodb_buffer_pool_size ', @@innodb_buffer_pool_size DIV 1048576,
+                   ' MB, innodb_flush_log_at_trx_commit ', @@innodb_flush_log_at_trx_commit)";
+        Ok(sqlx::query_scalar(sql).fetch_one(&mut connection).await?)
+    }
+
+    async fn fresh(&self) -> anyhow::Result<MySqlStore> {
+        let pool = self.pool().await?;
+        for sql in [
+            "DROP TABLE IF EXISTS outbox_event, posthaste_migration, orders",
+            "CREATE TABLE orders (id BIGINT AUTO_INCREMENT PRIMARY KEY, customer VARCHAR(100), total DECIMAL(10, 2))",
+        ] {
+            sqlx::raw_sql(sql).execute(&pool).await?;
+        }
+        let store = MySqlStore::new(pool);
+        store.migrate().await?;
+        Ok(store)
+    }
+
+    async fn another(&self, _: &MySqlStore) -> anyhow::Result<MySqlStore> {
+        Ok(MySqlStore::new(self.pool().await?))
+    }
+
+    fn deleting(store: MySqlStore) -> MySqlStore {
+        store.deleting_done()
+    }
+
+    async fn fill_done(store: &MySqlStore, rows: usize) -> anyhow::Result<()> {
+        // In parts, so that no transaction is larger than the log of the server.
+        for from in (0..rows).step_by(100_000) {
+            let count = (rows - from).min(100_000);
+            sqlx::query(
+                "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload, status, done_at)
+                 SELECT concat('done-', seq + ?), 'Tick', 'Clock', seq, ?, 1, utc_timestamp(6)
+                 FROM seq_1_to_100000 WHERE seq <= ?",
+            )
+            .bind(i64::try_from(from)?)
+            .bind(payload(200))
+            .bind(i64::try_from(count)?)
+            .execute(store.pool())
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn settle_down(store: &MySqlStore) -> anyhow::Result<()> {
+        sqlx::raw_sql("ANALYZE TABLE outbox_event").execute(store.pool()).await?;
+        Ok(())
+    }
+
+    async fn order(connection: &mut MySqlConnection) -> anyhow::Result<()> {
+        sqlx::query(order!("?")).bind("customer").execute(connection).await?;
+        Ok(())
+    }
+
+    async fn write_bare(store: &MySqlStore) -> anyhow::Result<()> {
+        let mut tx = store.pool().begin().await?;
+        Self::order(&mut tx).await?;
+        Ok(tx.commit().await?)
+    }
+
+    async fn write_by_hand(store: &MySqlStore, events: &[Event]) -> anyhow::Result<()> {
+        let mut tx = store.pool().begin().await?;
+        Self::order(&mut tx).await?;
+        let mut insert = QueryBuilder::new(
+            "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload) ",
+        );
+        insert.push_values(events, |mut row, event| {
+            row.push_bind(event.id().as_str())
+                .push_bind(event.event_type())
+                .push_bind(event.aggregate_type())
+                .push_bind(event.aggregate_id())
+                .push_bind(event.payload().as_json());
+        });
+        insert.build().execute(&mut *tx).await?;
+        Ok(tx.commit().await?)
+    }
+
+    async fn drain_by_hand(store: &MySqlStore, deleting: bool) -> anyhow::Result<()> {
+        let mut connection = store.pool().acquire().await?;
+        while !complete_batch(&mut connection, deleting).await?.is_empty() {}
+        Ok(())
+    }
+
+    async fn complete_by_hand(store: &MySqlStore) -> anyhow::Result<Vec<Option<String>>> {
+        complete_batch(&mut *store.pool().acquire().await?, false).await
+    }
+
+    async fn pin(store: &MySqlStore) -> anyhow::Result<Box<dyn Send>> {
+        let mut tx = store.pool().begin_with("START TRANSACTION WITH CONSISTENT SNAPSHOT").await?;
+        sqlx::query("SELECT count(*) FROM orders").execute(&mut *tx).await?;
+        Ok(Box::new(tx))
+    }
+
+    async fn close(store: MySqlStore) {
+        store.close().await;
+    }
+
+    async fn usage(&self) -> anyhow::Result<Usage> {
+        let mut connection = MySqlConnection::connect(self.served.url()).await?;
+        let status =
+            "SELECT CAST(variable_value AS UNSIGNED) FROM information_schema.global_status WHERE variable_name = ?";
+        let mut counted = Vec::new();
+        for name in ["HANDLER_COMMIT", "INNODB_OS_LOG_WRITTEN"] {
+            counted.push(sqlx::query_scalar::<_, u64>(status).bind(name).fetch_optional(&mut connection).await?);
+        }
+        Ok(Usage {
+            commits: counted[0],
+            wal_bytes: counted[1],
+            dead_rows: None,
+            cpu_seconds: self.served.cpu_seconds(),
+        })
+    }
+}
+
+/// The least that a correct loop can do where an UPDATE returns nothing: claim a batch in a transaction, complete it.
+async fn complete_batch(connection: &mut MySqlConnection, deleting: bool) -> anyhow::Result<Vec<Option<String>>> {
+    let mut tx = connection.begin().await?;
+    let rows = sqlx::query(
+        "SELECT seq, event_id, event_type, aggregate_type, aggregate_id, payload, headers, attempts FROM outbox_event
+         WHERE stage = 0 AND stage_at <= utc_timestamp(6) AND locked_by IS NULL
+         ORDER BY stage_at, seq LIMIT ? FOR UPDATE SKIP LOCKED",
+    )
+    .bind(i64::try_from(BATCH)?)
+    .fetch_all(&mut *tx)
+    .await?;
+    if rows.is_empty() {
+        tx.rollback().await?;
+        return Ok(Vec::new());
+    }
+    let (mut seqs, mut keys) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+    for row in &rows {
+        let event: (u64, String, String, Option<String>, Option<String>, Option<String>) =
+            (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4), row.get(5));
+        seqs.push(event.0);
+        keys.push(event.4);
+    }
+    let among = |start: &str| {
+        let mut query = QueryBuilder::new(start);
+        query.push(" WHERE seq IN (");
+        let mut list = query.separated(", ");
+        for seq in &seqs {
+            list.push_bind(*seq);
+        }
+        query.push(")");
+        query
+    };
+    let claim = "UPDATE outbox_event SET locked_by = 'hand', locked_at = utc_timestamp(6)";
+    among(claim).build().execute(&mut *tx).await?;
+    tx.commit().await?;
+    let complete = if deleting {
+        "DELETE FROM outbox_event"
+    } else {
+        "UPDATE outbox_event SET status = 1, done_at = utc_timestamp(6), locked_by = NULL, locked_at = NULL"
+    };
+    among(complete).push(" AND locked_by = 'hand'").build().execute(connection).await?;
+    Ok(keys)
+}

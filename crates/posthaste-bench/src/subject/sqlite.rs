@@ -1,0 +1,165 @@
+//! SQLite, in a file.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use posthaste_core::Event;
+use posthaste_sql::SqliteStore;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqlitePool, SqliteSynchronous};
+use sqlx::{QueryBuilder, Row};
+use tempfile::TempDir;
+
+use super::{BATCH, Subject, order, payload};
+
+/// Files in a directory of its own.
+pub(crate) struct Sqlite {
+    directory: TempDir,
+    files: AtomicUsize,
+}
+
+impl Sqlite {
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        Ok(Self { directory: tempfile::tempdir()?, files: AtomicUsize::new(0) })
+    }
+
+    fn next_file(&self) -> PathBuf {
+        let number = self.files.fetch_add(1, Ordering::Relaxed);
+        self.directory.path().join(format!("{number}.db"))
+    }
+}
+
+impl Subject for Sqlite {
+    type Store = SqliteStore;
+
+    fn name(&self) -> &'static str {
+        "sqlite"
+    }
+
+    async fn version(&self) -> anyhow::Result<String> {
+        let pool = SqlitePool::connect("sqlite::memory:").await?;
+        let version: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(&pool).await?;
+        Ok(format!("SQLite {version}, journal_mode WAL, synchronous FULL for writers and NORMAL for the rest"))
+    }
+
+    async fn fresh(&self) -> anyhow::Result<SqliteStore> {
+        let store = SqliteStore::open(self.next_file()).await?;
+        store.migrate().await?;
+        let sql = "CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT, total NUMERIC)";
+        sqlx::raw_sql(sql).execute(store.pool()).await?;
+        Ok(store)
+    }
+
+    async fn another(&self, store: &SqliteStore) -> anyhow::Result<SqliteStore> {
+        Ok(SqliteStore::open(store.pool().connect_options().get_filename()).await?)
+    }
+
+    fn deleting(store: SqliteStore) -> SqliteStore {
+        store.deleting_done()
+    }
+
+    async fn fill_done(store: &SqliteStore, rows: usize) -> anyhow::Result<()> {
+        sqlx::query(
+            "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?1)
+             INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload, status, done_at)
+             SELECT 'done-' || n, 'Tick', 'Clock', n, ?2, 1, 1 FROM numbers WHERE ?1 > 0",
+        )
+        .bind(i64::try_from(rows)?)
+        .bind(payload(200))
+        .execute(store.pool())
+        .await?;
+        Ok(())
+    }
+
+    /// Writes the log back into the file.
+    async fn settle_down(store: &SqliteStore) -> anyhow::Result<()> {
+        sqlx::raw_sql("PRAGMA wal_checkpoint(TRUNCATE)").execute(store.pool()).await?;
+        Ok(())
+    }
+
+    async fn order(connection: &mut SqliteConnection) -> anyhow::Result<()> {
+        sqlx::query(order!("?")).bind("customer").execute(connection).await?;
+        Ok(())
+    }
+
+    async fn write_bare(store: &SqliteStore) -> anyhow::Result<()> {
+        let mut tx = store.pool().begin_with("BEGIN IMMEDIATE").await?;
+        Self::order(&mut tx).await?;
+        Ok(tx.commit().await?)
+    }
+
+    async fn write_by_hand(store: &SqliteStore, events: &[Event]) -> anyhow::Result<()> {
+        let mut tx = store.pool().begin_with("BEGIN IMMEDIATE").await?;
+        Self::order(&mut tx).await?;
+        let mut insert = QueryBuilder::new(
+            "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload) ",
+        );
+        insert.push_values(events, |mut row, event| {
+            row.push_bind(event.id().as_str())
+                .push_bind(event.event_type())
+                .push_bind(event.aggregate_type())
+                .push_bind(event.aggregate_id())
+                .push_bind(event.payload().as_json());
+        });
+        insert.build().execute(&mut *tx).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// It waits for the disk no more than the outbox does, whose claims and settlements run with `synchronous = NORMAL`.
+    async fn drain_by_hand(store: &SqliteStore, deleting: bool) -> anyhow::Result<()> {
+        let options = SqliteConnectOptions::clone(&store.pool().connect_options());
+        let pool = store.pool().options().clone().max_connections(1);
+        let pool = pool.connect_with(options.synchronous(SqliteSynchronous::Normal)).await?;
+        while !complete_batch(&pool, deleting).await?.is_empty() {}
+        pool.close().await;
+        Ok(())
+    }
+
+    async fn complete_by_hand(store: &SqliteStore) -> anyhow::Result<Vec<Option<String>>> {
+        complete_batch(store.pool(), false).await
+    }
+
+    /// A reader keeps the log from being written back.
+    async fn pin(store: &SqliteStore) -> anyhow::Result<Box<dyn Send>> {
+        let mut tx = store.pool().begin().await?;
+        sqlx::query("SELECT count(*) FROM orders").execute(&mut *tx).await?;
+        Ok(Box::new(tx))
+    }
+
+    async fn close(store: SqliteStore) {
+        store.close().await;
+        let path = store.pool().connect_options().get_filename().to_owned();
+        // It goes with the directory in any case.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// The least that a correct loop can do: claim a batch, complete it, commit.
+async fn complete_batch(pool: &SqlitePool, deleting: bool) -> anyhow::Result<Vec<Option<String>>> {
+    let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
+    let rows = sqlx::query(
+        "UPDATE outbox_event SET locked_by = 'hand', locked_at = 1 WHERE seq IN (
+             SELECT seq FROM outbox_event
+             WHERE status IN (0, 2) AND available_at <= 9000000000000000 AND locked_by IS NULL
+             ORDER BY available_at, seq LIMIT ?)
+         RETURNING seq, event_id, event_type, aggregate_type, aggregate_id, payload, headers, attempts",
+    )
+    .bind(i64::try_from(BATCH)?)
+    .fetch_all(&mut *tx)
+    .await?;
+    let (mut seqs, mut keys) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+    for row in &rows {
+        let event: (i64, String, String, Option<String>, Option<String>, Option<String>) =
+            (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4), row.get(5));
+        seqs.push(event.0);
+        keys.push(event.4);
+    }
+    let complete = if deleting {
+        "DELETE FROM outbox_event WHERE seq IN (SELECT value FROM json_each(?))"
+    } else {
+        "UPDATE outbox_event SET status = 1, done_at = 1, locked_by = NULL, locked_at = NULL
+         WHERE seq IN (SELECT value FROM json_each(?))"
+    };
+    sqlx::query(complete).bind(serde_json::to_string(&seqs)?).execute(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(keys)
+}

@@ -1,0 +1,44 @@
+//! What is measured.
+
+pub(crate) mod cost;
+pub(crate) mod dispatcher;
+pub(crate) mod drain;
+pub(crate) mod growth;
+pub(crate) mod latency;
+pub(crate) mod write;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use posthaste_core::Delivery;
+
+/// Counts deliveries.
+pub(crate) struct Counter {
+    delivered: Arc<AtomicUsize>,
+    all: Arc<tokio::sync::Notify>,
+}
+
+impl Counter {
+    /// One that waits for that many, and the listener that counts.
+    pub(crate) fn listener(
+        events: usize,
+    ) -> (Self, impl Fn(Delivery) -> std::future::Ready<()> + Send + Sync + 'static) {
+        let counter = Self { delivered: Arc::default(), all: Arc::default() };
+        let (delivered, all) = (Arc::clone(&counter.delivered), Arc::clone(&counter.all));
+        let listener = move |_: Delivery| {
+            if delivered.fetch_add(1, Ordering::Relaxed) + 1 == events {
+                all.notify_one();
+            }
+            std::future::ready(())
+        };
+        (counter, listener)
+    }
+
+    /// Until all were delivered, which fails if that takes longer than anybody would wait.
+    pub(crate) async fn wait(&self) -> anyhow::Result<()> {
+        let all = tokio::time::timeout(Duration::from_secs(600), self.all.notified()).await;
+        all.with_context(|| format!("only {} events were delivered", self.delivered.load(Ordering::Relaxed)))
+    }
+}

@@ -1,0 +1,258 @@
+//! How the cost of an event grows, beside how it grows for who works by hand.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use posthaste_core::{Delivery, Outbox};
+use serde::Serialize;
+
+use super::drain::{Relays, by_hand, ours};
+use crate::bench::Bench;
+use crate::measure::{About, Figures};
+use crate::rounds::number;
+use crate::subject::{Filling, Subject, event, payload};
+
+/// How much of the ratio at the smallest size must be left at any larger one.
+const GOAL: f64 = 0.9;
+
+/// How large things grow.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reach {
+    done: &'static [usize],
+    backlog: &'static [usize],
+    payload: &'static [usize],
+    workers: &'static [usize],
+    relays: &'static [usize],
+    churn: Duration,
+    pinned: Duration,
+}
+
+impl Reach {
+    pub(crate) const FULL: Self = Self {
+        done: &[0, 1_000_000, 10_000_000],
+        backlog: &[1_000, 10_000, 100_000, 1_000_000],
+        payload: &[100, 1_000, 10_000, 100_000, 1_000_000],
+        workers: &[1, 2, 4, 8, 16],
+        relays: &[1, 2, 4],
+        churn: Duration::from_secs(600),
+        pinned: Duration::from_secs(60),
+    };
+
+    pub(crate) const QUICK: Self = Self {
+        done: &[0, 100_000],
+        backlog: &[1_000, 10_000, 40_000],
+        payload: &[100, 1_000, 10_000, 100_000],
+        workers: &[1, 4, 16],
+        relays: &[1, 2],
+        churn: Duration::from_secs(20),
+        pinned: Duration::from_secs(20),
+    };
+}
+
+/// A row of sizes, with what was seen at each.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Growth {
+    pub(crate) database: String,
+    pub(crate) what: String,
+    pub(crate) unit: String,
+    pub(crate) points: Vec<Point>,
+}
+
+/// What was seen at a size.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Point {
+    pub(crate) at: usize,
+    pub(crate) ours: f64,
+    pub(crate) by_hand: f64,
+}
+
+/// Everything that grows.
+pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, reach: Reach) -> anyhow::Result<Vec<Growth>> {
+    let events = bench.sizes.events / 2;
+    let base = Filling { events, ..Filling::default() };
+    let mut grown = Vec::new();
+    let sizes = reach.done.iter().map(|&done| (done, Filling { done, ..base }, Relays::default()));
+    grown.push(sweep(bench, subject, "done rows beside", sizes).await?);
+    let sizes = reach.backlog.iter().map(|&events| (events, Filling { events, ..base }, Relays::default()));
+    grown.push(sweep(bench, subject, "rows that wait", sizes).await?);
+    let sizes = reach.payload.iter().map(|&payload| {
+        // As many as a few hundred megabytes hold.
+        let events = (200_000_000 / payload).clamp(200, events);
+        (payload, Filling { events, payload, ..base }, Relays::default())
+    });
+    grown.push(sweep(bench, subject, "bytes of payload", sizes).await?);
+    let workers = |&workers: &usize| (workers, base, Relays { workers: Some(workers), ..Relays::default() });
+    grown.push(sweep(bench, subject, "workers", reach.workers.iter().map(workers)).await?);
+    let relays = |&count: &usize| (count, base, Relays { count, ..Relays::default() });
+    grown.push(sweep(bench, subject, "relays", reach.relays.iter().map(relays)).await?);
+    grown.push(age(bench, subject, "seconds of churn", reach.churn, false).await?);
+    grown.push(age(bench, subject, "seconds of a transaction held open", reach.pinned, true).await?);
+    Ok(grown)
+}
+
+async fn sweep<S: Subject>(
+    bench: &mut Bench,
+    subject: &S,
+    what: &str,
+    sizes: impl Iterator<Item = (usize, Filling, Relays)>,
+) -> anyhow::Result<Growth> {
+    let mut points = Vec::new();
+    for (at, filling, relays) in sizes {
+        let (mut our, mut their) = (Figures::default(), Figures::default());
+        for _ in 0..bench.rounds.rounds {
+            their.push(by_hand(subject, filling, relays).await?);
+            our.push(ours(subject, filling, relays).await?);
+        }
+        let point = Point { at, ours: our.median().unwrap_or_default(), by_hand: their.median().unwrap_or_default() };
+        tell(subject.name(), what, "events/s", &point);
+        points.push(point);
+    }
+    let growth =
+        Growth { database: subject.name().to_owned(), what: what.to_owned(), unit: "events/s".to_owned(), points };
+    judge(bench, &growth, |point| point.ours / point.by_hand);
+    Ok(growth)
+}
+
+/// How long events take from their commit to their listener as time goes by, written at a steady rate.
+async fn age<S: Subject>(
+    bench: &mut Bench,
+    subject: &S,
+    what: &str,
+    length: Duration,
+    pinned: bool,
+) -> anyhow::Result<Growth> {
+    let our = lags(subject, length, pinned, true).await?;
+    let their = lags(subject, length, pinned, false).await?;
+    let part = length.as_secs() as usize / PARTS;
+    let points: Vec<Point> = our
+        .iter()
+        .zip(&their)
+        .enumerate()
+        .map(|(index, (ours, by_hand))| Point { at: (index + 1) * part, ours: *ours, by_hand: *by_hand })
+        .collect();
+    points.iter().for_each(|point| tell(subject.name(), what, "µs p50", point));
+    let growth =
+        Growth { database: subject.name().to_owned(), what: what.to_owned(), unit: "µs p50".to_owned(), points };
+    judge(bench, &growth, |point| point.by_hand / point.ours);
+    Ok(growth)
+}
+
+fn tell(database: &str, what: &str, unit: &str, point: &Point) {
+    let Point { at, ours, by_hand } = point;
+    println!("growth {database}, {at} {what}: by hand {}, outbox {} {unit}", number(*by_hand), number(*ours));
+}
+
+/// Adds how much of the first ratio is left at the size where least is.
+fn judge(bench: &mut Bench, growth: &Growth, ratio: impl Fn(&Point) -> f64) {
+    let ratios: Vec<f64> = growth.points.iter().map(ratio).collect();
+    let first = ratios.first().copied().unwrap_or(f64::NAN);
+    let worst = ratios.iter().copied().min_by(f64::total_cmp).unwrap_or(f64::NAN);
+    let workload = format!("growth, {}", growth.what);
+    let about = About {
+        workload: &workload,
+        database: &growth.database,
+        what: "ratio to work by hand at the size where it is lowest",
+        against: "the same ratio at the smallest size",
+        unit: "",
+    };
+    let figures = |ratio: f64| [ratio].into_iter().collect::<Figures>();
+    bench.add(about.compare(&figures(worst), &figures(first), Some(GOAL)));
+}
+
+/// Events per second while a table ages.
+const RATE: u64 = 500;
+
+/// Into how many parts the time is divided.
+const PARTS: usize = 5;
+
+/// Latencies from commit to listener, as the p50 of each part of the time, in microseconds.
+async fn lags<S: Subject>(subject: &S, length: Duration, pinned: bool, by_outbox: bool) -> anyhow::Result<Vec<f64>> {
+    let store = subject.fresh().await?;
+    let relay = subject.another(&store).await?;
+    let events = usize::try_from(RATE * length.as_secs())?;
+    let started_at = Instant::now();
+    let committed: Arc<Vec<AtomicU64>> = Arc::new((0..events).map(|_| AtomicU64::new(0)).collect());
+    let heard = Arc::new(Mutex::new(vec![None; events]));
+    let hear = {
+        let (committed, heard) = (Arc::clone(&committed), Arc::clone(&heard));
+        move |index: usize| {
+            let at = micros(started_at);
+            // Heard of before the writer knew that it had committed.
+            let since = committed[index].load(Ordering::Acquire).min(at);
+            let since = if since == 0 { at } else { since };
+            heard.lock().expect("nobody panics")[index] = Some(at - since);
+        }
+    };
+    let guard = if pinned { Some(S::pin(&store).await?) } else { None };
+    let writer = Outbox::writer_only(store.clone()).start().await?;
+    let write = async {
+        let payload = payload(200);
+        let mut ticks = tokio::time::interval(Duration::from_secs(1) / u32::try_from(RATE)?);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
+        for index in 0..events {
+            ticks.tick().await;
+            if by_outbox {
+                let mut tx = writer.begin().await?;
+                S::order(&mut tx).await?;
+                tx.write(event(index, &payload)).await?;
+                tx.commit().await?;
+            } else {
+                S::write_by_hand(&store, &[event(index, &payload)]).await?;
+            }
+            committed[index].store(micros(started_at), Ordering::Release);
+        }
+        anyhow::Ok(())
+    };
+    if by_outbox {
+        let outbox = Outbox::builder(relay.clone())
+            .listen_all(move |event: Delivery| {
+                hear(event.aggregate_id().and_then(|id| id.parse().ok()).unwrap_or_default());
+                std::future::ready(())
+            })
+            .start()
+            .await?;
+        write.await?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        outbox.shutdown().await;
+    } else {
+        // Polling every few milliseconds, as who works by hand does.
+        let written = AtomicBool::new(false);
+        let deliver = async {
+            loop {
+                let keys = S::complete_by_hand(&relay).await?;
+                if keys.is_empty() {
+                    if written.load(Ordering::Relaxed) {
+                        return anyhow::Ok(());
+                    }
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                keys.into_iter().flatten().filter_map(|key| key.parse().ok()).for_each(&hear);
+            }
+        };
+        let write = async {
+            write.await?;
+            written.store(true, Ordering::Relaxed);
+            Ok(())
+        };
+        tokio::try_join!(write, deliver)?;
+    }
+    drop(guard);
+    writer.shutdown().await;
+    S::close(relay).await;
+    S::close(store).await;
+    let heard = std::mem::take(&mut *heard.lock().expect("nobody panics"));
+    anyhow::ensure!(heard.iter().all(Option::is_some), "not every event was delivered");
+    let heard: Vec<u64> = heard.into_iter().flatten().collect();
+    Ok(heard.chunks(events.div_ceil(PARTS)).map(middle).collect())
+}
+
+fn middle(micros: &[u64]) -> f64 {
+    let mut sorted = micros.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2] as f64
+}
+
+fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
