@@ -7,6 +7,8 @@ mod bench;
 mod machine;
 mod measure;
 mod peer;
+#[cfg(test)]
+mod regression;
 mod report;
 mod rounds;
 mod server;

@@ -58,6 +58,7 @@ pub(crate) fn number(figure: f64) -> String {
     match figure.abs() {
         large if large >= 100.0 => format!("{figure:.0}"),
         middling if middling >= 10.0 => format!("{figure:.1}"),
-        _ => format!("{figure:.2}"),
+        small if small >= 0.1 || small == 0.0 => format!("{figure:.2}"),
+        _ => format!("{figure:.4}"),
     }
 }

@@ -43,6 +43,8 @@ pub struct Stats {
     pub cut: u64,
     /// Replies that came from the target and were not handed on.
     pub replies_lost: u64,
+    /// How often a client spoke after the target had, or first: round trips, of clients that wait for answers.
+    pub turns: u64,
     /// Bytes handed on to the target.
     pub bytes_up: u64,
     /// Bytes handed on to the clients.
@@ -159,6 +161,7 @@ struct Counters {
     refused: AtomicU64,
     cut: AtomicU64,
     replies_lost: AtomicU64,
+    turns: AtomicU64,
     bytes_up: AtomicU64,
     bytes_down: AtomicU64,
     bytes_swallowed: AtomicU64,
@@ -193,6 +196,7 @@ impl Counters {
             refused: read(&self.refused),
             cut: read(&self.cut),
             replies_lost: read(&self.replies_lost),
+            turns: read(&self.turns),
             bytes_up: read(&self.bytes_up),
             bytes_down: read(&self.bytes_down),
             bytes_swallowed: read(&self.bytes_swallowed),

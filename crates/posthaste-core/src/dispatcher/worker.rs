@@ -12,7 +12,7 @@ use super::Work;
 use crate::hook::panic_text;
 use crate::inflight::InFlight;
 use crate::interceptor::AnyInterceptor;
-use crate::listener::{AnyListener, Delivery, Failure, FailureKind, Outcome, Verdict};
+use crate::listener::{AnyListener, Delivery, Failure, FailureKind, Outcome, Verdict, Verdicts};
 use crate::metrics::Metrics;
 use crate::queue::Queues;
 use crate::registry::Registry;
@@ -132,7 +132,7 @@ impl Worker {
     }
 
     /// Runs the listener inside the interceptors. Gives a verdict for each event, in their order.
-    async fn run_intercepted(&self, listener: &AnyListener, events: &[Delivery]) -> Vec<Verdict> {
+    async fn run_intercepted(&self, listener: &AnyListener, events: &[Delivery]) -> Verdicts {
         if self.interceptors.is_empty() {
             return self.run_listener(listener, events).await;
         }
@@ -153,7 +153,7 @@ impl Worker {
                 *verdict = answers.next();
             }
         }
-        let verdicts: Vec<Verdict> = verdicts.into_iter().flatten().collect();
+        let verdicts: Verdicts = verdicts.into_iter().flatten().collect();
         for ((event, verdict), entered) in events.iter().zip(&verdicts).zip(entered) {
             self.run_after(event, verdict, entered).await;
         }
@@ -181,7 +181,7 @@ impl Worker {
     }
 
     /// Runs the listener within its time limit; a panic is a failure like any other.
-    async fn run_listener(&self, listener: &AnyListener, events: &[Delivery]) -> Vec<Verdict> {
+    async fn run_listener(&self, listener: &AnyListener, events: &[Delivery]) -> Verdicts {
         let started_at = tokio::time::Instant::now();
         let limit = listener.time_limit().unwrap_or(self.time_limit);
         kill_point!("listener.before");

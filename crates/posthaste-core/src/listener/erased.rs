@@ -6,10 +6,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::{Batch, BatchListener, Delivery, FanOut, Listener, Verdict};
 use crate::retry::RetryPolicy;
 
-type Boxed<'a> = Pin<Box<dyn Future<Output = Vec<Verdict>> + Send + 'a>>;
+/// A verdict for each event. One alone, the usual number, needs no memory of its own.
+pub(crate) type Verdicts = SmallVec<[Verdict; 1]>;
+
+type Boxed<'a> = Pin<Box<dyn Future<Output = Verdicts> + Send + 'a>>;
 
 /// A listener of any kind: what [`Registry`](crate::Registry) keeps for each route.
 #[derive(Clone)]
@@ -30,7 +35,7 @@ struct Single<L>(L);
 impl<L: Listener> Run for Single<L> {
     fn run<'a>(&'a self, events: &'a [Delivery]) -> Boxed<'a> {
         Box::pin(async move {
-            let mut verdicts = Vec::with_capacity(events.len());
+            let mut verdicts = Verdicts::with_capacity(events.len());
             for event in events {
                 verdicts.push(self.0.on_event(event).await);
             }
@@ -44,7 +49,7 @@ struct Slice<B>(B);
 impl<B: BatchListener> Run for Slice<B> {
     fn run<'a>(&'a self, events: &'a [Delivery]) -> Boxed<'a> {
         // Called inside the future, so that what panics before it returns one panics there too.
-        Box::pin(async move { self.0.on_events(events).await })
+        Box::pin(async move { self.0.on_events(events).await.into() })
     }
 }
 

@@ -62,11 +62,12 @@ impl Listener for FanOut {
                     }
                 },
             };
-            match <[Verdict; 1]>::try_from(verdicts) {
-                Ok([Ok(Outcome::Done)]) => {}
-                Ok([verdict]) => return verdict,
-                Err(verdicts) => {
-                    return Err(Failure::retryable(format!("listener gave {} verdicts for 1 event", verdicts.len())));
+            if verdicts.len() != 1 {
+                return Err(Failure::retryable(format!("listener gave {} verdicts for 1 event", verdicts.len())));
+            }
+            for verdict in verdicts {
+                if !matches!(verdict, Ok(Outcome::Done)) {
+                    return verdict;
                 }
             }
         }

@@ -27,7 +27,12 @@ pub(super) async fn run(id: u64, client: TcpStream, shared: Arc<Shared>) {
         return;
     };
     shared.counters.total.fetch_add(1, Ordering::Relaxed);
-    let connection = Connection { shared: &shared, losing: AtomicBool::new(false), holed: AtomicBool::new(false) };
+    let connection = Connection {
+        shared: &shared,
+        losing: AtomicBool::new(false),
+        holed: AtomicBool::new(false),
+        answered: AtomicBool::new(true),
+    };
     let broken = tokio::select! {
         end = connection.carry(client, target) => matches!(end, Err(End::Cut)),
         () = connection.mended_with_a_hole() => true,
@@ -75,6 +80,8 @@ struct Connection<'a> {
     losing: AtomicBool,
     /// Bytes were swallowed: no more may follow.
     holed: AtomicBool,
+    /// The target spoke last, or nobody has: what comes from the client begins another turn.
+    answered: AtomicBool,
 }
 
 impl Connection<'_> {
@@ -95,6 +102,9 @@ impl Connection<'_> {
             self.hold_back().await;
             if !self.swallows(piece) {
                 let lose = self.is_to_be_lost(piece, &mut remains);
+                if !piece.is_empty() && self.answered.swap(false, Ordering::Relaxed) {
+                    self.shared.counters.turns.fetch_add(1, Ordering::Relaxed);
+                }
                 hand_on(piece, &mut to, &self.shared.counters.bytes_up).await?;
                 // Only from here on: what came before answers another request.
                 self.losing.fetch_or(lose, Ordering::Relaxed);
@@ -115,6 +125,7 @@ impl Connection<'_> {
             }
             self.hold_back().await;
             if !self.swallows(piece) {
+                self.answered.store(true, Ordering::Relaxed);
                 hand_on(piece, &mut to, &self.shared.counters.bytes_down).await?;
             }
             if piece.is_empty() {

@@ -1,0 +1,161 @@
+//! What does not depend on the machine: how many statements and round trips a thousand events take, and how much of the log.
+//!
+//! The bounds are a little above what was counted. Whoever crosses one has made a path longer, and either did not mean to or
+//! changes the bound and says why.
+
+use std::time::Duration;
+
+use posthaste_core::{Options, Outbox};
+use posthaste_torture::proxy::Proxy;
+use posthaste_torture::server::{Kind, Server, ServerOptions};
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::server::Served;
+use crate::statements::Statements;
+use crate::subject::mariadb::MariaDb;
+use crate::subject::postgres::Postgres;
+use crate::subject::sqlite::Sqlite;
+use crate::subject::{Filling, Subject, check_done, event, fill, payload};
+use crate::workload::Counter;
+
+/// Events on each path.
+const EVENTS: usize = 1000;
+
+/// Events in a transaction of the hot path.
+const PER_TRANSACTION: usize = 100;
+
+/// What a thousand events took.
+#[derive(Debug)]
+struct Counted {
+    statements: u64,
+    round_trips: u64,
+    log_bytes: u64,
+}
+
+/// The most that a thousand events may take.
+struct Bounds {
+    statements: u64,
+    round_trips: u64,
+    log_bytes: u64,
+}
+
+impl Bounds {
+    /// What is beyond them, in words.
+    fn crossed(&self, counted: &Counted) -> Vec<String> {
+        let counts = [
+            ("statements", counted.statements, self.statements),
+            ("round trips", counted.round_trips, self.round_trips),
+            ("bytes of the log", counted.log_bytes, self.log_bytes),
+        ];
+        let crossed = counts.into_iter().filter(|(_, count, bound)| count > bound);
+        crossed.map(|(what, count, bound)| format!("{count} {what} for {EVENTS} events, at most {bound}")).collect()
+    }
+
+    #[track_caller]
+    fn hold(&self, counted: &Counted) {
+        println!("{counted:?}");
+        assert_eq!(self.crossed(counted), Vec::<String>::new(), "{counted:?}");
+    }
+}
+
+/// Statements of all tests of a process are counted together, so they take turns.
+async fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::const_new(());
+    ALONE.lock().await
+}
+
+/// Ten transactions with a hundred events each, delivered on the hot path.
+async fn hot<S: Subject>(subject: &S, proxy: Option<&Proxy>, options: Options) -> Counted {
+    let store = subject.fresh().await.unwrap();
+    counted(subject, proxy, async {
+        let (counter, listener) = Counter::listener(EVENTS);
+        let outbox = Outbox::builder(store.clone()).options(options).listen_all(listener).start().await.unwrap();
+        let payload = payload(200);
+        for number in 0..EVENTS / PER_TRANSACTION {
+            let mut tx = outbox.begin().await.unwrap();
+            tx.write_all((0..PER_TRANSACTION).map(|_| event(number, &payload))).await.unwrap();
+            tx.commit().await.unwrap();
+        }
+        counter.wait().await.unwrap();
+        outbox.shutdown().await;
+        check_done(&store, EVENTS).await.unwrap();
+    })
+    .await
+}
+
+/// A backlog of a thousand events.
+async fn cold<S: Subject>(subject: &S, proxy: Option<&Proxy>, options: Options) -> Counted {
+    let store = subject.fresh().await.unwrap();
+    fill::<S>(&store, Filling { events: EVENTS, ..Filling::default() }).await.unwrap();
+    counted(subject, proxy, async {
+        let (counter, listener) = Counter::listener(EVENTS);
+        let outbox = Outbox::builder(store.clone()).options(options).listen_all(listener).start().await.unwrap();
+        counter.wait().await.unwrap();
+        outbox.shutdown().await;
+        check_done(&store, EVENTS).await.unwrap();
+    })
+    .await
+}
+
+async fn counted<S: Subject>(subject: &S, proxy: Option<&Proxy>, work: impl Future<Output = ()>) -> Counted {
+    let turns = || proxy.map_or(0, |proxy| proxy.stats().turns);
+    let log = async || subject.usage().await.unwrap().wal_bytes.unwrap_or(0);
+    let log_before = log().await;
+    let (turns_before, statements) = (turns(), Statements::count().expect("nothing else listens to the log"));
+    work.await;
+    let (statements, round_trips) = (statements.so_far(), turns() - turns_before);
+    Counted { statements, round_trips, log_bytes: log().await - log_before }
+}
+
+/// A server, and a way to it on which round trips are counted.
+async fn served(kind: Kind) -> (Server, Proxy, Served) {
+    let options = ServerOptions::default().setting("max_connections", "50");
+    let server = Server::start(kind, &options).await.unwrap();
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let served = Served::at(&server.url_at(proxy.addr()));
+    (server, proxy, served)
+}
+
+const SQLITE_COLD: Bounds = Bounds { statements: 40, round_trips: 0, log_bytes: 0 };
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sqlite_takes_few_statements() {
+    let (_alone, subject) = (alone().await, Sqlite::new().unwrap());
+    // A hundred rows are nine inserts, of sizes that stay prepared; there is no server to go to.
+    Bounds { statements: 130, ..SQLITE_COLD }.hold(&hot(&subject, None, Options::default()).await);
+    SQLITE_COLD.hold(&cold(&subject, None, Options::default()).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_takes_few_statements_round_trips_and_bytes() {
+    let _alone = alone().await;
+    let (_server, proxy, served) = served(Kind::Postgres).await;
+    let subject = Postgres::new(served);
+    Bounds { statements: 40, round_trips: 180, log_bytes: 1_600_000 }
+        .hold(&hot(&subject, Some(&proxy), Options::default()).await);
+    Bounds { statements: 30, round_trips: 100, log_bytes: 1_900_000 }
+        .hold(&cold(&subject, Some(&proxy), Options::default()).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mariadb_takes_few_statements_and_round_trips() {
+    let _alone = alone().await;
+    let (_server, proxy, served) = served(Kind::MariaDb).await;
+    let subject = MariaDb::new(served);
+    // Its log is written in blocks, by whoever comes first: nothing to count on.
+    Bounds { statements: 80, round_trips: 300, log_bytes: u64::MAX }
+        .hold(&hot(&subject, Some(&proxy), Options::default()).await);
+    Bounds { statements: 40, round_trips: 150, log_bytes: u64::MAX }
+        .hold(&cold(&subject, Some(&proxy), Options::default()).await);
+}
+
+/// The check itself: settlements one by one, instead of in batches, are noticed on every path.
+#[tokio::test(flavor = "multi_thread")]
+async fn single_settlements_are_noticed() {
+    let (_alone, subject) = (alone().await, Sqlite::new().unwrap());
+    let options = || Options { settle_batch: 1, settle_linger: Duration::ZERO, ..Options::default() };
+    for counted in [hot(&subject, None, options()).await, cold(&subject, None, options()).await] {
+        assert!(counted.statements > EVENTS as u64, "{counted:?}");
+        assert_eq!(SQLITE_COLD.crossed(&counted).len(), 1);
+    }
+}
