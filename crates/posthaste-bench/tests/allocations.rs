@@ -13,26 +13,26 @@ static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
 const EVENTS: usize = 10_000;
 
 /// Allocations per event that is written, and then settled if anybody delivers.
-async fn allocations(outbox: Outbox<MemoryStore>) -> f64 {
-    let event = |number: usize| Event::builder("Tick").aggregate("Clock", number).json_text("{}").build().unwrap();
-    let events: Vec<Event> = (0..EVENTS).map(event).collect();
+async fn allocations(outbox: Outbox<MemoryStore>) -> anyhow::Result<f64> {
+    let event = |number: usize| Event::builder("Tick").aggregate("Clock", number).json_text("{}").build();
+    let events: Vec<Event> = (0..EVENTS).map(event).collect::<Result<_, _>>()?;
     let region = Region::new(ALLOCATOR);
     for chunk in events.chunks(100) {
-        let mut tx = outbox.begin().await.unwrap();
-        tx.write_all(chunk).await.unwrap();
-        tx.commit().await.unwrap();
+        let mut tx = outbox.begin().await?;
+        tx.write_all(chunk).await?;
+        tx.commit().await?;
         // So that there is always room for all of them on the hot path.
         while outbox.in_flight() > 500 {
             tokio::time::sleep(Duration::from_micros(100)).await;
         }
     }
     outbox.shutdown().await;
-    region.change().allocations as f64 / EVENTS as f64
+    Ok(region.change().allocations as f64 / EVENTS as f64)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_dispatcher_allocates_little_for_an_event() {
-    let written = allocations(Outbox::writer_only(MemoryStore::new()).start().await.unwrap()).await;
+    let written = allocations(Outbox::writer_only(MemoryStore::new()).start().await.unwrap()).await.unwrap();
     let delivered = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&delivered);
     let outbox = Outbox::builder(MemoryStore::new())
@@ -43,7 +43,7 @@ async fn the_dispatcher_allocates_little_for_an_event() {
         .start()
         .await
         .unwrap();
-    let all = allocations(outbox).await;
+    let all = allocations(outbox).await.unwrap();
     assert_eq!(delivered.load(Ordering::Relaxed), EVENTS);
     println!("{written:.2} allocations to write an event, {:.2} more to deliver and settle it", all - written);
     assert!(all - written <= 2.0, "{written:.2} to write an event, {all:.2} to write and deliver it");
