@@ -1,6 +1,6 @@
 //! Telling other processes that there is something to claim, and being told.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -44,12 +44,20 @@ pub(crate) struct Signals {
 #[derive(Default)]
 struct Outgoing {
     due: AtomicBool,
+    /// Commits so far.
+    commits: AtomicU64,
     changed: Notify,
 }
 
-/// After a signal, the least time to the next, and how many times as long as the signal took. Commits in between share
-/// one. Short enough not to be noticed by who waits for an event; and of a database that is busy, signals take a tenth of
-/// one connection at most.
+/// When commits come faster than this, per second, signals pause in between, and many commits share one. Whoever waits for
+/// one of so many events waits for those before it in any case. Slower ones are signalled at once, each.
+const MANY_COMMITS: f64 = 2000.0;
+
+/// Over how long commits are counted, at least.
+const COUNTED: Duration = Duration::from_millis(10);
+
+/// The least pause, and how many times as long as the signal took: so that of a busy database signals take a tenth of one
+/// connection at most.
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_FACTOR: u32 = 8;
 
@@ -79,7 +87,11 @@ impl Signals {
 
     /// Rows were committed, or may have been. Those that this process has leased are its own business.
     pub(crate) fn committed(&self, rows: &[NewRow]) {
-        if rows.iter().any(|row| row.lease.is_none()) && !self.outgoing.due.swap(true, Ordering::AcqRel) {
+        if rows.iter().all(|row| row.lease.is_some()) {
+            return;
+        }
+        self.outgoing.commits.fetch_add(1, Ordering::Relaxed);
+        if !self.outgoing.due.swap(true, Ordering::AcqRel) {
             self.outgoing.changed.notify_one();
         }
     }
@@ -96,7 +108,31 @@ impl Signals {
     }
 }
 
+/// How fast commits come.
+struct Pace {
+    since: Instant,
+    commits: u64,
+    per_second: f64,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { since: Instant::now(), commits: 0, per_second: 0.0 }
+    }
+
+    /// Whether there are too many commits for a signal each.
+    fn is_too_fast(&mut self, commits: u64) -> bool {
+        let elapsed = self.since.elapsed();
+        if elapsed >= COUNTED {
+            self.per_second = (commits - self.commits) as f64 / elapsed.as_secs_f64();
+            (self.since, self.commits) = (Instant::now(), commits);
+        }
+        self.per_second > MANY_COMMITS
+    }
+}
+
 async fn tell(signal: Arc<dyn Signal>, outgoing: Arc<Outgoing>, stop: CancellationToken) {
+    let mut pace = Pace::new();
     loop {
         tokio::select! {
             () = outgoing.changed.notified() => {}
@@ -113,6 +149,9 @@ async fn tell(signal: Arc<dyn Signal>, outgoing: Arc<Outgoing>, stop: Cancellati
         }
         if last {
             return;
+        }
+        if !pace.is_too_fast(outgoing.commits.load(Ordering::Relaxed)) {
+            continue;
         }
         tokio::select! {
             () = sleep(PAUSE.max(began_at.elapsed() * PAUSE_FACTOR)) => {}
@@ -178,20 +217,34 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn commits_share_signals_and_the_last_one_goes_out() {
+    async fn commits_in_a_row_share_signals_and_the_last_one_goes_out() {
         let counting = Arc::new(Counting::default());
         let signals = Signals::start(Arc::clone(&counting) as Arc<_>, None, Jitter::seeded(1));
         for _ in 0..1000 {
-            signals.committed(&[row()]);
+            for _ in 0..5 {
+                signals.committed(&[row()]);
+            }
             sleep(Duration::from_millis(1)).await;
         }
         let sent = counting.sent.load(Ordering::Relaxed);
-        assert!((50..=200).contains(&sent), "{sent} signals for a thousand commits");
+        assert!((50..=200).contains(&sent), "{sent} signals for five thousand commits");
         sleep(Duration::from_secs(1)).await;
         let before = counting.sent.load(Ordering::Relaxed);
         signals.committed(&[row()]);
         signals.close().await;
         assert_eq!(counting.sent.load(Ordering::Relaxed), before + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn commits_now_and_then_have_a_signal_each() {
+        let counting = Arc::new(Counting::default());
+        let signals = Signals::start(Arc::clone(&counting) as Arc<_>, None, Jitter::seeded(1));
+        for _ in 0..300 {
+            signals.committed(&[row()]);
+            sleep(Duration::from_millis(3)).await;
+        }
+        signals.close().await;
+        assert_eq!(counting.sent.load(Ordering::Relaxed), 300);
     }
 
     #[tokio::test(start_paused = true)]

@@ -36,6 +36,14 @@ macro_rules! planned_anew {
     };
 }
 
+/// Has the statement not wait for the disk. A lease that a crash of the server takes back was held for nothing: the row is
+/// claimed again, and what was delivered under it is settled by nobody and delivered again.
+macro_rules! without_the_disk {
+    () => {
+        "AND (SELECT set_config('synchronous_commit', 'off', true)) = 'off' "
+    };
+}
+
 /// Pending rows under the leases of `s`. The status is hidden in a sum: from statistics that were taken when everything was
 /// done, the planner would conclude that it finds nothing, and join accordingly.
 macro_rules! held {
@@ -141,6 +149,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             claimable!("'-infinity'"),
             ")) ",
             still_claimable!(),
+            without_the_disk!(),
             planned_anew!("$5"),
             "RETURNING ",
             event_columns!(),
@@ -250,6 +259,7 @@ pub(super) const CLAIM_FROM_PARTITIONS: &str = concat!(
      WHERE seq = ANY (ARRAY(SELECT seq FROM taken)) AND created_at >= coalesce($6::timestamptz, '-infinity') \
      AND created_at >= (SELECT min(created_at) FROM taken) AND created_at <= (SELECT max(created_at) FROM taken) ",
     still_claimable!(),
+    without_the_disk!(),
     planned_anew!("$5"),
     "RETURNING ",
     event_columns!(),
