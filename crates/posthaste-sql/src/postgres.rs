@@ -4,6 +4,7 @@ mod admin;
 mod claim;
 mod fault;
 mod insert;
+mod low_water;
 mod migrate;
 mod moment;
 mod partition;
@@ -30,6 +31,7 @@ use crate::failover::{Failover, Writable};
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
+use low_water::LowWater;
 use partition::Partitioned;
 use sql::{CHANNEL, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, NOTIFY, SETTLE_AND_DELETE_DONE};
 
@@ -66,6 +68,7 @@ pub struct PgStore {
     wake_ups: bool,
     deletes_done: bool,
     partitioned: Option<Arc<Partitioned>>,
+    low_water: Arc<LowWater>,
 }
 
 /// Everything made from the name of the table.
@@ -100,7 +103,8 @@ impl PgStore {
     pub fn new(pool: PgPool) -> Self {
         let sql = Arc::new(Statements::new(TableName::default()));
         let (failover, partitioned) = (Failover::default(), None);
-        Self { pool, failover, sql, wake_ups: true, deletes_done: false, partitioned }
+        let low_water = Arc::default();
+        Self { pool, failover, sql, wake_ups: true, deletes_done: false, partitioned, low_water }
     }
 
     /// A store at a `postgres:` URL, with a pool of up to 10 connections.
@@ -155,8 +159,9 @@ impl PgStore {
     /// [`Error::Config`], saying what is allowed, for names that are not plain identifiers.
     pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
         self.sql = Arc::new(Statements::new(TableName::parse(table)?));
-        // What is known of the partitions of one table says nothing of another's.
+        // What is known of one table says nothing of another.
         self.partitioned = self.partitioned.map(|partitioned| Arc::new(partitioned.anew()));
+        self.low_water = Arc::default();
         Ok(self)
     }
 

@@ -34,7 +34,10 @@ impl PgStore {
         let connection = &mut *self.acquire().await?;
         let sent_at = Instant::now();
         let since = self.partitioned.as_ref().and_then(|partitioned| partitioned.since.claimed(claim.limit));
-        let mut taken = self.take(connection, claim, since).await?;
+        // In a table with partitions, old rows go with their partitions.
+        let mark = if self.partitioned.is_none() { self.low_water.mark() } else { None };
+        let mut taken = self.take(connection, claim, since.or(mark)).await?;
+        self.low_water.claimed(mark, taken.rows.iter().map(|row| row.available_at.0).min());
         if since.is_some() && taken.rows.len() < claim.limit {
             // There may be more in older partitions. If they cannot be asked, what was taken counts all the same.
             let rest = Claim { limit: claim.limit - taken.rows.len(), ..claim.clone() };
@@ -63,10 +66,15 @@ impl PgStore {
             _ if self.partitioned.is_some() => self.next_in(connection, claim, sent_at).await.unwrap_or(Some(SOON)),
             _ => taken.next_in,
         };
+        if mark.is_some() && count < claim.limit {
+            // There may be something before the mark.
+            let whole_in = self.low_water.whole_in();
+            claimed.next_in = Some(claimed.next_in.map_or(whole_in, |next_in| next_in.min(whole_in)));
+        }
         Ok(claimed)
     }
 
-    /// Leases rows; of a table in partitions, those that were inserted since a moment.
+    /// Leases rows that were available since a moment; of a table in partitions, those that were inserted since.
     async fn take(
         &self,
         connection: &mut PgConnection,
@@ -74,15 +82,13 @@ impl PgStore {
         since: Option<Timestamp>,
     ) -> Result<Take, sqlx::Error> {
         let sql = if self.partitioned.is_some() { &self.sql.claim_from_partitions } else { &self.sql.slots.claim };
-        let mut query = sqlx::query(sql.clone())
+        let query = sqlx::query(sql.clone())
             .bind(claim.lease.as_str())
             .bind(interval(claim.skip_recent))
             .bind(interval(claim.lease_duration))
             .bind(limit(claim.limit))
-            .bind(true);
-        if self.partitioned.is_some() {
-            query = query.bind(since.map(Moment));
-        }
+            .bind(true)
+            .bind(since.map(Moment));
         let mut take = Take::default();
         let mut rows = query.fetch(&mut *connection);
         while let Some(row) = rows.try_next().await? {

@@ -56,12 +56,13 @@ macro_rules! held {
 /// see makes it reckon with few of those. So it walks the index in order, and merges what the indexes of partitions say,
 /// whatever it knows of the table, instead of fetching and sorting all that is pending.
 macro_rules! claimable {
-    ($since:literal) => {
+    ($available_since:literal, $since:literal) => {
         concat!(
             "FROM {table} \
              WHERE status IN (0, 2) \
-             AND available_at <= (SELECT clock_timestamp()) AND available_at >= '-infinity' \
-             AND created_at <= (SELECT clock_timestamp() - $2) AND created_at >= ",
+             AND available_at <= (SELECT clock_timestamp()) AND available_at >= ",
+            $available_since,
+            " AND created_at <= (SELECT clock_timestamp() - $2) AND created_at >= ",
             $since,
             " AND (locked_by IS NULL OR locked_at IS NULL OR locked_at <= (SELECT clock_timestamp() - $3)) \
              ORDER BY available_at, seq LIMIT (SELECT $4::bigint) FOR UPDATE SKIP LOCKED"
@@ -146,7 +147,7 @@ pub(super) const DIALECT: Dialect = Dialect {
 
         claim: concat!(
             "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE seq = ANY (ARRAY(SELECT seq ",
-            claimable!("'-infinity'"),
+            claimable!("coalesce($6::timestamptz, '-infinity')", "'-infinity'"),
             ")) ",
             still_claimable!(),
             without_the_disk!(),
@@ -254,7 +255,7 @@ pub(super) const SETTLE_AND_DELETE_DONE: &str = concat!(
 /// for that.
 pub(super) const CLAIM_FROM_PARTITIONS: &str = concat!(
     "WITH taken AS MATERIALIZED (SELECT seq, created_at ",
-    claimable!("coalesce($6::timestamptz, '-infinity')"),
+    claimable!("'-infinity'", "coalesce($6::timestamptz, '-infinity')"),
     ") UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) \
      WHERE seq = ANY (ARRAY(SELECT seq FROM taken)) AND created_at >= coalesce($6::timestamptz, '-infinity') \
      AND created_at >= (SELECT min(created_at) FROM taken) AND created_at <= (SELECT max(created_at) FROM taken) ",

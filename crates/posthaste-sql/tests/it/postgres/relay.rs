@@ -1,6 +1,6 @@
 //! Claims and settlements.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use posthaste_core::EventId;
 use posthaste_core::store::{Action, AdminStore, Lease, RelayStore, Settled, Settlement, Status};
@@ -175,4 +175,32 @@ async fn what_becomes_due_during_a_claim_is_looked_for_soon() {
     assert_eq!(ids(&claimed), ["soon"]);
     // It is leased now, and nothing to look for.
     assert_eq!(claim(&store, 10).await.1.next_in, None);
+}
+
+/// Claims of a busy relay begin where the last ones found something. What is before that is found all the same, soon.
+#[tokio::test]
+async fn a_row_that_comes_back_behind_the_mark_is_found_soon() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    write(&store, (0..12).map(|n| event(&format!("{n:02}")))).await;
+    sql(&store, "UPDATE outbox_event SET available_at = available_at - interval '1 minute' WHERE event_id = '00'")
+        .await;
+    let (first, old) = claim(&store, 1).await;
+    assert_eq!(ids(&old), ["00"]);
+    for n in 1..12 {
+        assert_eq!(ids(&claim(&store, 1).await.1), [format!("{n:02}")]);
+    }
+    let given_back = settle_all(&first, &old, &Action::Release);
+    assert_eq!(store.settle(&given_back).await.unwrap(), [Settled::Applied]);
+
+    let begun_at = Instant::now();
+    loop {
+        let (_, claimed) = claim(&store, 1).await;
+        if ids(&claimed) == ["00"] {
+            break;
+        }
+        let next_in = claimed.next_in.expect("a claim that did not look at everything says when to come back");
+        assert!(begun_at.elapsed() < Duration::from_secs(5), "not found");
+        tokio::time::sleep(next_in).await;
+    }
 }
