@@ -16,9 +16,15 @@ const QUIET: Duration = Duration::from_secs(30);
 impl Signal for PgStore {
     fn send(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
+            let notify = || sqlx::query(self.sql.notify.clone());
+            // Whatever is idle will do, and is not asked first whether it is alive, which would cost a round trip.
+            if let Some(mut connection) = self.pool.try_acquire()
+                && notify().execute(&mut *connection).await.is_ok()
+            {
+                return Ok(());
+            }
             let mut connection = self.acquire().await.map_err(|error| self.fault(error))?;
-            let query = sqlx::query(self.sql.notify.clone());
-            query.execute(&mut *connection).await.map(drop).map_err(|error| self.fault(error))
+            notify().execute(&mut *connection).await.map(drop).map_err(|error| self.fault(error))
         })
     }
 
