@@ -2,9 +2,12 @@
 
 mod builder;
 mod error;
+pub mod family;
 mod id;
 mod names;
 mod payload;
+mod typed;
+mod upcast;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,12 +24,20 @@ pub use error::{DecodeError, Error};
 pub use id::EventId;
 pub use names::{AggregateType, EventType, GLOBAL};
 pub use payload::Payload;
+pub use typed::{Kind, TypedEvent};
+pub use upcast::Upcasts;
 
 /// The content type of an event that does not say otherwise and whose payload is JSON.
 pub const JSON: &str = "application/json";
 
 /// The content type of an event that does not say otherwise and whose payload is bytes.
 pub const OCTETS: &str = "application/octet-stream";
+
+/// The header that holds the version of a payload, if it is not 1.
+///
+/// Version 1 has no header. So an event that was written before its type had versions, by [`Event::builder`] or by a
+/// program in another language, is of version 1 without anybody doing anything, and most rows have no headers at all.
+pub const VERSION_HEADER: &str = "event-version";
 
 /// How long each field of an event may be. The table's columns are as wide, so what was built can be stored.
 pub mod limit {
@@ -164,9 +175,51 @@ impl Event {
     ///
     /// # Errors
     /// When the payload is bytes that are not JSON, or JSON that does not fit `T`. As a listener's error it makes the event
-    /// DEAD at once: the payload will not be another next time.
+    /// DEAD at once: the payload will not be another next time. The reason names the field and its place.
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, DecodeError> {
-        serde_json::from_slice(self.0.payload.as_bytes()).map_err(DecodeError::new)
+        let json = self.0.payload.as_bytes();
+        serde_json::from_slice(json).map_err(|error| {
+            // Following the path costs an allocation per field, so only what fails is read a second time for it.
+            let mut again = serde_json::Deserializer::from_slice(json);
+            let path = serde_path_to_error::deserialize::<_, T>(&mut again).err().map(|error| error.path().to_string());
+            DecodeError::json(path.unwrap_or_default(), error)
+        })
+    }
+
+    /// The payload as the typed event it was written as, in its present version.
+    ///
+    /// For listeners that take any events, such as batches; [`on`](crate::OutboxBuilder::on) hands out the decoded
+    /// payload by itself.
+    ///
+    /// ```
+    /// use posthaste_core::listener::{Delivery, Outcome, batch};
+    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct OrderPlaced { total: u32 }
+    /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
+    ///
+    /// let listener = batch(|events: Vec<Delivery>| async move {
+    ///     let total = |event: &Delivery| Ok(event.typed::<OrderPlaced>()?.total);
+    ///     events.iter().map(|event| total(event).map(|_total| Outcome::Done)).collect()
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// When it is an event of another type, of a version for which there is no upcast, or does not decode. As a
+    /// listener's error it makes the event DEAD at once.
+    pub fn typed<T: TypedEvent>(&self) -> Result<T, DecodeError> {
+        T::upcasts().read(self)
+    }
+
+    /// The version of the payload: what the header [`VERSION_HEADER`] says, and 1 without it.
+    ///
+    /// # Errors
+    /// When the header is not a number.
+    pub fn version(&self) -> Result<u32, DecodeError> {
+        match self.header(VERSION_HEADER) {
+            None => Ok(1),
+            Some(text) => text.parse().map_err(|_| Mismatch::VersionHeader(text.to_owned()).into()),
+        }
     }
 
     /// The payload as [`bytes::Bytes`] that share this event's memory.
@@ -218,7 +271,12 @@ impl fmt::Debug for Event {
     }
 }
 
-/// What can be written to an outbox: an [`Event`], a builder of one, or a type of yours that knows how to become one.
+/// What can be written to an outbox: an [`Event`], a builder of one, a [`TypedEvent`], or a type of yours that knows how to
+/// become one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be written to an outbox",
+    note = "derive `Event` for it, or make an event with `Event::builder`"
+)]
 pub trait IntoEvent {
     /// Makes the event.
     ///

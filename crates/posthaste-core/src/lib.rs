@@ -38,10 +38,10 @@ mod retention;
 mod sync;
 
 pub use dispatcher::{Closed, Dispatcher};
-pub use event::{AggregateType, Event, EventBuilder, EventId, EventType, IntoEvent};
+pub use event::{AggregateType, Event, EventBuilder, EventId, EventType, IntoEvent, TypedEvent};
 pub use hook::WriteHook;
 pub use interceptor::Interceptor;
-pub use listener::{BatchListener, Delivery, Failure, FanOut, Listener, Outcome, Verdict};
+pub use listener::{BatchListener, Delivery, Failure, FanOut, Handle, Listener, Outcome, Verdict};
 pub use memory::MemoryStore;
 pub use metrics::Metrics;
 pub use options::Options;

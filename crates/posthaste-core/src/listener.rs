@@ -1,4 +1,5 @@
-//! What receives events: closures, structs, batches, blocking code, and several of them at once.
+//! What receives events: closures, structs, batches, blocking code, several of them at once, and all of these for typed
+//! events.
 
 mod adapters;
 pub(crate) mod blocking;
@@ -6,6 +7,7 @@ mod delivery;
 mod erased;
 mod fan_out;
 mod outcome;
+mod typed;
 
 use std::future::Future;
 use std::time::Duration;
@@ -20,6 +22,7 @@ pub(crate) use erased::Verdicts;
 pub use fan_out::FanOut;
 pub(crate) use outcome::chain;
 pub use outcome::{Failure, FailureKind, IntoVerdict, Outcome, Verdict};
+pub use typed::{Handle, HandleFn, Typed, handler, typed};
 
 /// Receives events, one at a time.
 ///
@@ -35,7 +38,8 @@ pub use outcome::{Failure, FailureKind, IntoVerdict, Outcome, Verdict};
 /// The future is dropped when the listener's time limit is over, and when the outbox is shut down and its deadline is
 /// over. The event is then delivered again.
 ///
-/// Async functions and closures that take a [`Delivery`] are listeners. A struct becomes one like this:
+/// Async functions and closures that take a [`Delivery`] are listeners; those that also take a decoded payload are made
+/// listeners by [`typed`]. A struct becomes one like this:
 ///
 /// ```
 /// use posthaste_core::listener::{Delivery, Failure, Listener, Outcome};

@@ -1,9 +1,11 @@
 //! Which listener gets which event.
 
+use std::future::Future;
+
 use foldhash::HashMap;
 
-use crate::event::{AggregateType, Event, EventType, GLOBAL};
-use crate::listener::AnyListener;
+use crate::event::{AggregateType, Event, EventType, GLOBAL, TypedEvent};
+use crate::listener::{self, AnyListener, Delivery, Handle, HandleFn, IntoVerdict, typed};
 
 /// Stands for every aggregate type or every event type in a registration.
 pub const ANY: &str = "*";
@@ -12,7 +14,7 @@ pub const ANY: &str = "*";
 ///
 /// The most exact registration wins: both names, then the aggregate type with any event type, then the event type with
 /// any aggregate type, then the one for everything. Several listeners for one event are a
-/// [`FanOut`](crate::listener::FanOut).
+/// [`FanOut`](crate::listener::FanOut). Typed events are registered by their types instead of by names.
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     // By event type, then by aggregate type, so that a lookup borrows the event's own strings.
@@ -91,6 +93,64 @@ impl Registry {
     /// When there is one already.
     pub fn register_all(&mut self, listener: impl Into<AnyListener>) -> Result<(), Error> {
         self.register(ANY, ANY, listener)
+    }
+
+    /// Registers an async function for a typed event; see [`OutboxBuilder::on`](crate::OutboxBuilder::on).
+    ///
+    /// ```
+    /// use posthaste_core::Registry;
+    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct OrderPlaced { id: u64 }
+    /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
+    ///
+    /// let mut registry = Registry::new();
+    /// registry.on::<OrderPlaced>(|_event, order| async move { println!("{}", order.id) })?;
+    /// # Ok::<(), posthaste_core::registry::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When one of its types is taken; nothing is registered then.
+    pub fn on<T: TypedEvent>(&mut self, function: impl HandleFn<T>) -> Result<(), Error> {
+        self.register_for::<T>(typed::<T>(function))
+    }
+
+    /// Registers an async function for a typed event, and what it works with; see
+    /// [`OutboxBuilder::on_with`](crate::OutboxBuilder::on_with).
+    ///
+    /// # Errors
+    /// When one of its types is taken; nothing is registered then.
+    pub fn on_with<S, T, F, Fut>(&mut self, state: S, function: F) -> Result<(), Error>
+    where
+        S: Clone + Send + Sync + 'static,
+        T: TypedEvent,
+        F: Fn(S, Delivery, T) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoVerdict> + Send + 'static,
+    {
+        self.on::<T>(move |event, payload| function(state.clone(), event, payload))
+    }
+
+    /// Registers a struct that handles a typed event; see [`OutboxBuilder::handle`](crate::OutboxBuilder::handle).
+    ///
+    /// # Errors
+    /// When one of its types is taken; nothing is registered then.
+    pub fn handle<T: TypedEvent>(&mut self, handler: impl Handle<T>) -> Result<(), Error> {
+        self.register_for::<T>(listener::handler::<T>(handler))
+    }
+
+    /// Registers any listener for all event types of a typed event; see
+    /// [`OutboxBuilder::listen_for`](crate::OutboxBuilder::listen_for).
+    ///
+    /// # Errors
+    /// When one of them is taken; nothing is registered then.
+    pub fn register_for<T: TypedEvent>(&mut self, listener: impl Into<AnyListener>) -> Result<(), Error> {
+        let listener = listener.into();
+        let mut registry = self.clone();
+        for (aggregate_type, event_type) in T::upcasts().routes() {
+            registry.register(aggregate_type, event_type, listener.clone())?;
+        }
+        *self = registry;
+        Ok(())
     }
 
     /// The listener for an event, if there is one.

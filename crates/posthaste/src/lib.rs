@@ -7,9 +7,14 @@ pub use posthaste_core::{
 
 pub use posthaste_core::{
     AggregateType, BatchListener, Closed, CommitError, Delivery, Dispatcher, Event, EventBuilder, EventId, EventType,
-    Failure, FanOut, Interceptor, IntoEvent, Listener, MemoryStore, Metrics, Options, Outbox, OutboxBuilder, Outcome,
-    Poller, Receipt, Registry, RetryPolicy, Status, Timestamp, Transaction, Verdict, WriteError, WriteHook,
+    Failure, FanOut, Handle, Interceptor, IntoEvent, Listener, MemoryStore, Metrics, Options, Outbox, OutboxBuilder,
+    Outcome, Poller, Receipt, Registry, RetryPolicy, Status, Timestamp, Transaction, TypedEvent, Verdict, WriteError,
+    WriteHook,
 };
+
+// The derive beside the type of the same name, as with serde's traits: one import brings both.
+#[cfg(feature = "derive")]
+pub use posthaste_macros::Event;
 
 #[cfg(feature = "mysql")]
 pub use posthaste_sql::{MySqlStore, MySqlTx};

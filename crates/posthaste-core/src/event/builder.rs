@@ -7,7 +7,8 @@ use serde::Serialize;
 use serde::de::IgnoredAny;
 
 use super::{
-    AggregateType, Availability, Error, Event, EventId, EventType, Fields, GLOBAL, JSON, OCTETS, Payload, limit,
+    AggregateType, Availability, Error, Event, EventId, EventType, Fields, GLOBAL, JSON, OCTETS, Payload,
+    VERSION_HEADER, limit,
 };
 use crate::time::Timestamp;
 
@@ -144,6 +145,23 @@ impl EventBuilder {
     /// Sets several headers.
     pub fn headers<K: Into<String>, V: Into<String>>(mut self, headers: impl IntoIterator<Item = (K, V)>) -> Self {
         self.headers.extend(headers.into_iter().map(|(key, value)| (key.into(), value.into())));
+        self
+    }
+
+    /// Sets the version of the payload. Default: 1. It is kept in the header [`VERSION_HEADER`], unless it is 1.
+    ///
+    /// ```
+    /// use posthaste_core::Event;
+    ///
+    /// let event = Event::builder("OrderPlaced").version(2).json_text("{}").build()?;
+    /// assert_eq!((event.version()?, event.header("event-version")), (2, Some("2")));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn version(mut self, version: u32) -> Self {
+        match version {
+            1 => self.headers.remove(VERSION_HEADER),
+            _ => self.headers.insert(VERSION_HEADER.to_owned(), version.to_string()),
+        };
         self
     }
 

@@ -1,7 +1,9 @@
 //! Why an event could not be built.
 
+use std::fmt;
 use std::time::Duration;
 
+use super::VERSION_HEADER;
 use crate::time::Timestamp;
 
 /// Why an event could not be built. Nothing was written.
@@ -104,17 +106,96 @@ impl Error {
 }
 
 /// A payload that does not decode. A listener that fails with it, even wrapped in other errors, makes the event DEAD.
-#[derive(Debug, thiserror::Error)]
-#[error("the payload does not decode")]
-pub struct DecodeError(#[source] Mismatch);
+#[derive(Debug)]
+pub struct DecodeError {
+    /// Once it is known.
+    event_type: Option<Box<str>>,
+    /// Once it is known.
+    version: Option<u32>,
+    mismatch: Mismatch,
+}
 
 impl DecodeError {
-    pub(crate) fn new(error: serde_json::Error) -> Self {
-        Self(Mismatch(error))
+    /// A payload that a decoder of your own does not accept, and why.
+    pub fn other(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Mismatch::Other(reason.into()).into()
+    }
+
+    /// JSON that does not fit, and where in it. An empty path and `.` stand for the whole payload.
+    pub(crate) fn json(path: String, error: serde_json::Error) -> Self {
+        match path.as_str() {
+            "" | "." => Mismatch::Whole(error).into(),
+            _ => Mismatch::Field { path, error }.into(),
+        }
+    }
+
+    /// The same, naming what did not decode.
+    pub(crate) fn of(mut self, event_type: &str, version: Option<u32>) -> Self {
+        self.event_type = Some(event_type.into());
+        self.version = version;
+        self
+    }
+}
+
+impl From<Mismatch> for DecodeError {
+    fn from(mismatch: Mismatch) -> Self {
+        Self { event_type: None, version: None, mismatch }
+    }
+}
+
+impl std::error::Error for DecodeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.mismatch)
+    }
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.event_type.as_deref().unwrap_or("the payload"))?;
+        if let Some(version) = self.version {
+            write!(f, " version {version}")?;
+        }
+        f.write_str(" does not decode")
     }
 }
 
 /// What did not fit. A type of its own, so that it is recognised wherever it is in a chain of errors.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub(crate) struct Mismatch(serde_json::Error);
+pub(crate) enum Mismatch {
+    #[error(transparent)]
+    Whole(serde_json::Error),
+    #[error("{path}: {error}")]
+    Field { path: String, error: serde_json::Error },
+    #[error("version {version} is not accepted, only {}; {}", list(accepted), what_to_do(*version, accepted))]
+    Version { version: u32, accepted: Vec<u32> },
+    #[error("this event type is not accepted, only {}; listen for it with a listener of its own", list(accepted))]
+    EventType { accepted: Vec<&'static str> },
+    #[error(
+        "the header {VERSION_HEADER} is {0:?}, which is not a version; write a whole number, or leave it out for 1"
+    )]
+    VersionHeader(String),
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// `1`, `1 and 2`, `1, 2 and 3`.
+fn list(items: &[impl fmt::Display]) -> String {
+    let mut text = String::new();
+    for (place, item) in items.iter().enumerate() {
+        text.push_str(match place {
+            0 => "",
+            _ if place + 1 == items.len() => " and ",
+            _ => ", ",
+        });
+        text.push_str(&item.to_string());
+    }
+    text
+}
+
+fn what_to_do(version: u32, accepted: &[u32]) -> &'static str {
+    if accepted.iter().all(|known| version > *known) {
+        "it is newer than this program: update it, then redrive the event"
+    } else {
+        "add an upcast from it, then redrive the event"
+    }
+}

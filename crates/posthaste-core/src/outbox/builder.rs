@@ -1,6 +1,7 @@
 //! The builder of an outbox.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +11,11 @@ use tokio_util::task::TaskTracker;
 use super::after::AfterWrite;
 use super::{Inner, Outbox, Relay};
 use crate::dispatcher::Dispatcher;
-use crate::event::{AggregateType, EventType};
+use crate::event::{AggregateType, EventType, TypedEvent};
 use crate::hook::{Hooks, WriteHook};
 use crate::interceptor::{AnyInterceptor, Interceptor};
-use crate::listener::AnyListener;
 use crate::listener::chain;
+use crate::listener::{AnyListener, Delivery, Handle, HandleFn, IntoVerdict, typed};
 use crate::metrics::{self, Metrics, NoMetrics};
 use crate::options::{self, Options};
 use crate::poller::{Poller, Source};
@@ -48,8 +49,8 @@ pub enum StartError {
     Registry(#[from] registry::Error),
     /// Nobody listens.
     #[error(
-        "no listener is registered, so every event would be dead as unroutable; register one with listen or listen_all, \
-         or use Outbox::writer_only if another process delivers"
+        "no listener is registered, so every event would be dead as unroutable; register one with on, listen or \
+         listen_all, or use Outbox::writer_only if another process delivers"
     )]
     NoListener,
     /// The database could not be asked.
@@ -87,13 +88,121 @@ impl<S: Store> OutboxBuilder<S> {
     /// Registers the listener for one aggregate type and event type; `"*"` stands for any. A pair has one listener: for
     /// several, use a [`FanOut`](crate::listener::FanOut).
     pub fn listen(
-        mut self,
+        self,
         aggregate_type: impl AggregateType,
         event_type: impl EventType,
         listener: impl Into<AnyListener>,
     ) -> Self {
+        self.registering(|registry| registry.register(aggregate_type, event_type, listener))
+    }
+
+    /// Registers an async function for a typed event, or for a family of them. It gets the decoded payload; what does
+    /// not decode is DEAD, with a reason that names the field.
+    ///
+    /// It answers with what other listeners answer: nothing, an [`Outcome`](crate::Outcome), or a `Result` of either with
+    /// any error. What the function works with is captured, or handed in by [`on_with`](Self::on_with). Captured:
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    ///
+    /// use posthaste_core::{MemoryStore, Outbox};
+    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct OrderPlaced { id: u64, total: u32 }
+    /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let sum = Arc::new(AtomicU32::new(0));
+    /// let outbox = Outbox::builder(MemoryStore::new())
+    ///     .on::<OrderPlaced>({
+    ///         let sum = sum.clone();
+    ///         move |_event, order| {
+    ///             // Every call gets a clone of its own, since calls outlive each other.
+    ///             let sum = sum.clone();
+    ///             async move { sum.fetch_add(order.total, Ordering::Relaxed); }
+    ///         }
+    ///     })
+    ///     .start()
+    ///     .await?;
+    ///
+    /// let mut tx = outbox.begin().await?;
+    /// tx.write_all([OrderPlaced { id: 1, total: 20 }, OrderPlaced { id: 2, total: 22 }]).await?;
+    /// tx.commit().await?;
+    /// outbox.shutdown().await;
+    /// assert_eq!(sum.load(Ordering::Relaxed), 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A time limit, a retry policy or an upcast of its own is given with [`typed`] and [`listen_for`](Self::listen_for).
+    pub fn on<T: TypedEvent>(self, function: impl HandleFn<T>) -> Self {
+        self.listen_for::<T>(typed::<T>(function))
+    }
+
+    /// Registers an async function for a typed event, and what it works with: a clone of it is handed to every call.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use posthaste_core::{Delivery, MemoryStore, Outbox};
+    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct OrderPlaced { id: u64 }
+    /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
+    ///
+    /// struct Mailer { from: String }
+    ///
+    /// impl Mailer {
+    ///     async fn confirm(&self, order: OrderPlaced) -> std::io::Result<()> {
+    ///         println!("{} confirms order {}", self.from, order.id);
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// let mailer = Arc::new(Mailer { from: "shop".into() });
+    /// let builder = Outbox::builder(MemoryStore::new())
+    ///     .on_with(mailer, |mailer, _event, order: OrderPlaced| async move { mailer.confirm(order).await });
+    /// ```
+    pub fn on_with<C, T, F, Fut>(self, state: C, function: F) -> Self
+    where
+        C: Clone + Send + Sync + 'static,
+        T: TypedEvent,
+        F: Fn(C, Delivery, T) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoVerdict> + Send + 'static,
+    {
+        self.registering(|registry| registry.on_with(state, function))
+    }
+
+    /// Registers a struct that handles a typed event. See [`Handle`] for an example.
+    pub fn handle<T: TypedEvent>(self, handler: impl Handle<T>) -> Self {
+        self.registering(|registry| registry.handle::<T>(handler))
+    }
+
+    /// Registers any listener for a typed event: for all types of its family, and for those that it accepts by upcasts.
+    ///
+    /// ```
+    /// use posthaste_core::listener::{FanOut, typed};
+    /// use posthaste_core::{Delivery, MemoryStore, Outbox};
+    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct OrderPlaced { id: u64 }
+    /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
+    ///
+    /// async fn mail(_event: Delivery, order: OrderPlaced) { println!("mail for {}", order.id) }
+    /// async fn audit(event: Delivery, _order: OrderPlaced) { println!("{} seen", event.id()) }
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new())
+    ///     .listen_for::<OrderPlaced>(FanOut::new().and(typed(mail)).and(typed(audit)));
+    /// ```
+    pub fn listen_for<T: TypedEvent>(self, listener: impl Into<AnyListener>) -> Self {
+        self.registering(|registry| registry.register_for::<T>(listener))
+    }
+
+    fn registering(mut self, register: impl FnOnce(&mut Registry) -> Result<(), registry::Error>) -> Self {
         self.registry = self.registry.and_then(|mut registry| {
-            registry.register(aggregate_type, event_type, listener)?;
+            register(&mut registry)?;
             Ok(registry)
         });
         self

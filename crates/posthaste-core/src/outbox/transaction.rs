@@ -27,7 +27,7 @@ impl<S: WriteStore> Transaction<S> {
         Self { outbox, own: Some(own), written: Vec::new(), inserted_last: false }
     }
 
-    /// Writes an event. Gives its id, unless a hook took the event away.
+    /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
     ///
     /// # Errors
     /// When the event is not acceptable or the database does not take it. Whether the transaction can go on then

@@ -60,7 +60,7 @@ fn a_payload_that_does_not_decode_is_known_for_what_it_is() {
     let decode = || -> Result<(), DecodeError> { event.decode::<std::collections::BTreeMap<String, u32>>().map(drop) };
     let plain: Failure = decode().unwrap_err().into();
     assert_eq!(plain.kind(), FailureKind::Undecodable);
-    assert!(plain.text().starts_with("the payload does not decode: invalid type: string"), "{plain}");
+    assert!(plain.text().starts_with("the payload does not decode: total: invalid type: string"), "{plain}");
 
     #[derive(Debug, thiserror::Error)]
     #[error("order could not be read")]

@@ -8,6 +8,7 @@ mod listeners;
 mod properties;
 mod retention;
 mod sim;
+mod typed;
 mod writing;
 
 use std::time::Duration;

@@ -1,0 +1,13 @@
+extern crate posthaste_core as posthaste;
+
+use posthaste_macros::Event;
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize, Event)]
+#[event(aggregate = "Order")]
+enum OrderEvent {
+    #[event(type = "OrdersArchived", key = "id")]
+    Archived,
+}
+
+fn main() {}

@@ -1,0 +1,13 @@
+extern crate posthaste_core as posthaste;
+
+use posthaste_macros::Event;
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize, Event)]
+#[event(type = "OrderEvent")]
+enum OrderEvent {
+    #[event(type = "OrderPlaced")]
+    Placed { id: u64 },
+}
+
+fn main() {}

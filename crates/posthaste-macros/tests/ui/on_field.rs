@@ -1,0 +1,13 @@
+extern crate posthaste_core as posthaste;
+
+use posthaste_macros::Event;
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize, Event)]
+#[event(type = "OrderPlaced", aggregate = "Order")]
+struct OrderPlaced {
+    #[event(key)]
+    id: u64,
+}
+
+fn main() {}

@@ -1,0 +1,11 @@
+extern crate posthaste_core as posthaste;
+
+use posthaste_macros::Event;
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize, Event)]
+struct OrderPlaced {
+    id: u64,
+}
+
+fn main() {}
