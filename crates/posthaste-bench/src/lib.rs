@@ -19,6 +19,7 @@ mod workload;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use posthaste_torture::server::Kind;
 
@@ -87,6 +88,11 @@ struct Plan {
     /// How many rows wait in a drain. By default 100,000, and 40,000 with --quick.
     #[arg(long)]
     events: Option<usize>,
+
+    /// How many seconds each contestant writes, or has its latency measured, in a round. By default 3 and 10, and 2 and 3
+    /// with --quick.
+    #[arg(long)]
+    seconds: Option<u64>,
 
     /// The seed of the order in which contestants take their turns.
     #[arg(long, default_value_t = 1)]
@@ -221,6 +227,10 @@ impl Run {
         if let Some(events) = plan.events {
             anyhow::ensure!(events >= 1000, "--events must be at least 1000, or a drain is over before it is measured");
             sizes.events = events;
+        }
+        if let Some(seconds) = plan.seconds {
+            anyhow::ensure!(seconds > 0, "--seconds must be at least 1");
+            (sizes.writing, sizes.latency) = (Duration::from_secs(seconds), Duration::from_secs(seconds));
         }
         let rounds = plan.rounds.unwrap_or(if plan.quick { 3 } else { 5 });
         anyhow::ensure!(rounds > 0, "--rounds must be at least 1");
