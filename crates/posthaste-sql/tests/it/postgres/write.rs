@@ -75,7 +75,7 @@ async fn a_commit_after_a_failed_statement_is_none_and_delivers_nothing() {
     tx.write(event("never")).await.unwrap();
     sqlx::query("SELECT 1 / 0").execute(&mut *tx).await.unwrap_err();
     // Nothing to write, so nothing is asked of the server.
-    tx.write_all([Event::builder("T"); 0]).await.unwrap();
+    tx.write_all(Vec::<Event>::new()).await.unwrap();
     let error = tx.commit().await.unwrap_err();
     assert!(matches!(error, CommitError::NotCommitted(_)), "{error:?}");
 
