@@ -162,6 +162,42 @@ impl Fault {
     }
 }
 
+impl<S: WriteStore> Faulty<S> {
+    async fn meddle_with_commit<F>(
+        &self,
+        tx: S::OwnTx,
+        commit: impl FnOnce(S::OwnTx) -> F + Send,
+    ) -> Result<(), CommitError>
+    where
+        F: Future<Output = Result<(), CommitError>> + Send,
+    {
+        match self.faults.noted(Call::Commit, &[]) {
+            None => commit(tx).await,
+            Some(Fault::Wait(gate)) => {
+                gate.pass().await;
+                commit(tx).await
+            }
+            Some(Fault::AnswerWaits(gate)) => {
+                let answer = commit(tx).await;
+                gate.pass().await;
+                answer
+            }
+            Some(fault @ Fault::AnswerLost) => {
+                commit(tx).await?;
+                Err(CommitError::Unknown(fault.error()))
+            }
+            Some(fault @ Fault::ConnectionLost) => {
+                drop(tx);
+                Err(CommitError::Unknown(fault.error()))
+            }
+            Some(fault) => {
+                drop(tx);
+                Err(CommitError::NotCommitted(fault.error()))
+            }
+        }
+    }
+}
+
 impl<S: WriteStore> WriteStore for Faulty<S> {
     type Connection = S::Connection;
     type Tx<'c> = S::Tx<'c>;
@@ -176,30 +212,11 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
     }
 
     async fn commit(&self, tx: S::OwnTx) -> Result<(), CommitError> {
-        match self.faults.noted(Call::Commit, &[]) {
-            None => self.inner.commit(tx).await,
-            Some(Fault::Wait(gate)) => {
-                gate.pass().await;
-                self.inner.commit(tx).await
-            }
-            Some(Fault::AnswerWaits(gate)) => {
-                let answer = self.inner.commit(tx).await;
-                gate.pass().await;
-                answer
-            }
-            Some(fault @ Fault::AnswerLost) => {
-                self.inner.commit(tx).await?;
-                Err(CommitError::Unknown(fault.error()))
-            }
-            Some(fault @ Fault::ConnectionLost) => {
-                drop(tx);
-                Err(CommitError::Unknown(fault.error()))
-            }
-            Some(fault) => {
-                drop(tx);
-                Err(CommitError::NotCommitted(fault.error()))
-            }
-        }
+        self.meddle_with_commit(tx, |tx| self.inner.commit(tx)).await
+    }
+
+    async fn commit_inserted(&self, tx: S::OwnTx) -> Result<(), CommitError> {
+        self.meddle_with_commit(tx, |tx| self.inner.commit_inserted(tx)).await
     }
 
     async fn rollback(&self, tx: S::OwnTx) -> Result<(), Error> {

@@ -56,6 +56,9 @@ const MANY_COMMITS: f64 = 2000.0;
 /// Over how long commits are counted, at least.
 const COUNTED: Duration = Duration::from_millis(10);
 
+/// A signal that takes longer than this is followed by a pause in any case: the database is busy.
+const QUICK: Duration = Duration::from_millis(2);
+
 /// The least pause, and how many times as long as the signal took: so that of a busy database signals take a tenth of one
 /// connection at most.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -150,7 +153,7 @@ async fn tell(signal: Arc<dyn Signal>, outgoing: Arc<Outgoing>, stop: Cancellati
         if last {
             return;
         }
-        if !pace.is_too_fast(outgoing.commits.load(Ordering::Relaxed)) {
+        if !pace.is_too_fast(outgoing.commits.load(Ordering::Relaxed)) && began_at.elapsed() < QUICK {
             continue;
         }
         tokio::select! {

@@ -187,8 +187,9 @@ pub trait WriteStore: Send + Sync + 'static {
     /// The caller runs this future to its end even if its own caller loses interest.
     fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send;
 
-    /// Commits a transaction in which nothing has happened since an [`insert`](Self::insert) went well. So no statement
-    /// has failed in it, which some databases say of a transaction only when asked. Default: [`commit`](Self::commit).
+    /// Commits a transaction in which there was one [`insert`](Self::insert), which went well and after which nothing has
+    /// happened. So no statement has failed in it, which some databases say of a transaction only when asked. Default:
+    /// [`commit`](Self::commit).
     ///
     /// # Errors
     /// As those of [`commit`](Self::commit).

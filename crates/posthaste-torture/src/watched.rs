@@ -100,6 +100,10 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.commit(tx)
     }
 
+    fn commit_inserted(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send {
+        self.inner.commit_inserted(tx)
+    }
+
     fn rollback(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), Error>> + Send {
         self.inner.rollback(tx)
     }

@@ -18,7 +18,7 @@ pub struct Transaction<S: WriteStore> {
     /// Nothing after the end.
     own: Option<S::OwnTx>,
     written: Vec<NewRow>,
-    /// Whether nobody had the connection since an insert that went well.
+    /// Whether all that was written was written by one insert, which went well, and nobody had the connection since.
     inserted_last: bool,
 }
 
@@ -50,15 +50,16 @@ impl<S: WriteStore> Transaction<S> {
         let rows = self.outbox.0.after.prepare(collect(events)?);
         let mut insert = Insert { after: Arc::clone(&self.outbox.0.after), rows, ended: false };
         kill_point!("insert.before");
-        let inserted_last = std::mem::replace(&mut self.inserted_last, false);
+        let (inserted_last, first) = (std::mem::replace(&mut self.inserted_last, false), self.written.is_empty());
         let inserted = self.outbox.0.store.insert(connection(&mut self.own), &insert.rows).await;
         insert.ended = true;
         let rows = std::mem::take(&mut insert.rows);
         match inserted {
             Ok(()) => {
                 kill_point!("insert.after");
-                // Without rows there was no statement, and nothing is known.
-                self.inserted_last = inserted_last || !rows.is_empty();
+                // Without rows there was no statement, and nothing is known. After a second insert it is not known either
+                // whether the first was in the same transaction.
+                self.inserted_last = if rows.is_empty() { inserted_last } else { first };
                 let ids = ids(&rows);
                 self.written.extend(rows);
                 Ok(ids)

@@ -10,6 +10,9 @@ use tokio::time::timeout;
 
 use super::PgStore;
 
+/// For a signal on a connection that may have died.
+const AT_ONCE: Duration = Duration::from_millis(250);
+
 /// After how long without a notice the connection is tried: something in between may have cut it without a word.
 const QUIET: Duration = Duration::from_secs(30);
 
@@ -17,11 +20,13 @@ impl Signal for PgStore {
     fn send(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             let notify = || sqlx::query(self.sql.notify.clone());
-            // Whatever is idle will do, and is not asked first whether it is alive, which would cost a round trip.
-            if let Some(mut connection) = self.pool.try_acquire()
-                && notify().execute(&mut *connection).await.is_ok()
-            {
-                return Ok(());
+            // Whatever is idle will do, and is not asked first whether it is alive, which would cost a round trip. One that
+            // does not answer is not given back: the pool would wait for it, without an end.
+            if let Some(mut connection) = self.pool.try_acquire() {
+                match timeout(AT_ONCE, notify().execute(&mut *connection)).await {
+                    Ok(Ok(_)) => return Ok(()),
+                    _ => drop(connection.detach()),
+                }
             }
             let mut connection = self.acquire().await.map_err(|error| self.fault(error))?;
             notify().execute(&mut *connection).await.map(drop).map_err(|error| self.fault(error))

@@ -149,6 +149,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE seq = ANY (ARRAY(SELECT seq ",
             claimable!("coalesce($6::timestamptz, '-infinity')", "'-infinity'"),
             ")) ",
+            still_claimable!(),
             without_the_disk!(),
             planned_anew!("$5"),
             "RETURNING ",

@@ -12,6 +12,9 @@ use super::{PgStore, fault};
 /// lets sqlx end a transaction that it still counts as open, together with the return of the connection to its pool.
 const COMMIT: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT AND CHAIN";
 
+/// What is said to who writes in a transaction that sqlx has rolled back.
+const ENDED: &str = "the transaction has ended, because a savepoint in it was refused or cut off; begin another";
+
 /// How many connections that have died in the pool a begin passes by.
 const MOST_STALE: usize = 3;
 
@@ -41,6 +44,10 @@ impl WriteStore for PgStore {
     /// Any of them ends the transaction, also a duplicate id: it can only be rolled back, unless it is rolled back to a
     /// savepoint before the insert.
     async fn insert(&self, connection: &mut PgConnection, rows: &[NewRow]) -> Result<(), Error> {
+        // A savepoint that was refused or cut off takes the whole transaction along.
+        if PgTransactionManager::get_transaction_depth(connection) == 0 {
+            return Err(Error::Refused(ENDED.into()));
+        }
         self.insert_rows(connection, rows).await
     }
 
@@ -54,7 +61,7 @@ impl WriteStore for PgStore {
     /// As sqlx commits, which costs less: the insert would have failed in a transaction that has failed.
     async fn commit_inserted(&self, tx: Transaction<'static, Postgres>) -> Result<(), CommitError> {
         // Somebody may have begun a savepoint and forgotten it: sqlx would end that one, and nothing else.
-        if PgTransactionManager::get_transaction_depth(&tx) > 1 {
+        if PgTransactionManager::get_transaction_depth(&tx) != 1 {
             return self.commit(tx).await;
         }
         tx.commit().await.map_err(|error| fault::classify_commit(error, self.table()))

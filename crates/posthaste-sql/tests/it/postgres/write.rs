@@ -148,6 +148,25 @@ async fn a_commit_right_after_a_write_says_the_same_of_what_happened() {
     let error = tx.commit().await.unwrap_err();
     assert!(matches!(error, CommitError::Unknown(Error::Unavailable(_))), "{error:?}");
 
+    // Rolled back by somebody's own statement, between two events.
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write(event("undone")).await.unwrap();
+    sqlx::raw_sql("ROLLBACK").execute(&mut *tx).await.unwrap();
+    tx.write(event("alone")).await.unwrap();
+    let error = tx.commit().await.unwrap_err();
+    assert!(matches!(error, CommitError::NotCommitted(_)), "{error:?}");
+    sql(&store, "DELETE FROM outbox_event WHERE event_id = 'alone'").await;
+
+    // A savepoint that is refused, since a statement had failed, takes the whole transaction along.
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write(event("gone")).await.unwrap();
+    sqlx::query("SELECT 1 / 0").execute(&mut *tx).await.unwrap_err();
+    tx.begin().await.map(drop).unwrap_err();
+    let error = tx.write(event("late")).await.unwrap_err();
+    assert!(format!("{error:?}").contains("the transaction has ended"), "{error:?}");
+    let error = tx.commit().await.unwrap_err();
+    assert!(matches!(error, CommitError::NotCommitted(_)), "{error:?}");
+
     // A savepoint that somebody forgot ends with the transaction.
     let mut tx = outbox.begin().await.unwrap();
     std::mem::forget(tx.begin().await.unwrap());
