@@ -13,6 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const NEVER: u64 = u64::MAX;
 
 /// The events that are expected, by their index.
+#[derive(Debug)]
 pub struct Handled {
     since: Instant,
     events: Vec<Moments>,
@@ -21,6 +22,7 @@ pub struct Handled {
     progress: Notify,
 }
 
+#[derive(Debug)]
 struct Moments {
     committing_at: AtomicU64,
     started_at: AtomicU64,
