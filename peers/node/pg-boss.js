@@ -1,0 +1,48 @@
+// pg-boss.
+
+import { PgBoss } from "pg-boss";
+import { main } from "./workload.js";
+
+const QUEUE = "orders";
+const WORKERS = 4;
+const BATCH = 500;
+
+class Boss {
+  unfinished = "SELECT count(*) FROM pgboss.job WHERE name = 'orders' AND state <> 'completed'";
+
+  constructor(boss) {
+    this.boss = boss;
+  }
+
+  enqueue(client, payloads) {
+    const db = { executeSql: (text, values) => client.query(text, values) };
+    if (payloads.length === 1) return this.boss.send(QUEUE, payloads[0], { db });
+    return this.boss.insert(QUEUE, payloads.map((data) => ({ data })), { db });
+  }
+
+  /** Once notified, or after a full batch, it fetches at once. */
+  async work(handle) {
+    const options = {
+      localConcurrency: WORKERS,
+      batchSize: BATCH,
+      burstWhenBatchFull: true,
+      pollingIntervalSeconds: 0.5,
+      notifyPollingIntervalSeconds: 0.5,
+    };
+    await this.boss.work(QUEUE, options, async (jobs) => {
+      for (const job of jobs) handle(job.data.index);
+    });
+  }
+
+  async stop() {
+    await this.boss.stop({ graceful: false });
+  }
+}
+
+await main(async (url) => {
+  const boss = new PgBoss({ connectionString: url, max: 10, useListenNotify: true, schedule: false, supervise: false });
+  boss.on("error", (error) => console.error(error.message));
+  await boss.start();
+  await boss.createQueue(QUEUE, { notify: true });
+  return new Boss(boss);
+});
