@@ -20,7 +20,7 @@ class Boss {
     return this.boss.insert(QUEUE, payloads.map((data) => ({ data })), { db });
   }
 
-  /** Once notified, or after a full batch, it fetches at once. */
+  /** After a full batch, or once notified, it fetches at once. */
   async work(handle) {
     const options = {
       localConcurrency: WORKERS,
@@ -39,10 +39,12 @@ class Boss {
   }
 }
 
-await main(async (url) => {
-  const boss = new PgBoss({ connectionString: url, max: 10, useListenNotify: true, schedule: false, supervise: false });
+await main(async (url, workload) => {
+  // Notifications are off by default and cost the writers; only the latency needs them.
+  const notify = workload === "L";
+  const boss = new PgBoss({ connectionString: url, max: 10, useListenNotify: notify, schedule: false, supervise: false });
   boss.on("error", (error) => console.error(error.message));
   await boss.start();
-  await boss.createQueue(QUEUE, { notify: true });
+  await boss.createQueue(QUEUE, { notify });
   return new Boss(boss);
 });

@@ -154,7 +154,7 @@ export async function main(connect) {
 
   const pool = new pg.Pool({ connectionString: values.url, max: WRITERS });
   await pool.query(ORDERS);
-  const peer = await connect(values.url);
+  const peer = await connect(values.url, values.workload);
   const result = await workload(peer, pool, { seconds, events, rate });
   await peer.stop();
   await pool.end();

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import time
 
 from procrastinate import App, PsycopgConnector
@@ -189,4 +190,6 @@ async def main():
     print(json.dumps(result), flush=True)
 
 
+# It warns of an app in the main module, which matters only to its own command line.
+logging.getLogger("procrastinate").setLevel(logging.ERROR)
 asyncio.run(main())

@@ -68,9 +68,7 @@ impl Peer for Pgmq {
         let mut readers = JoinSet::new();
         for _ in 0..READERS {
             let (queue, handled, stop) = (self.queue.clone(), Arc::clone(&handled), stop.clone());
-            readers.spawn(async move {
-                stop.run_until_cancelled(read(&queue, &handled)).await.unwrap_or(Ok(()))
-            });
+            readers.spawn(async move { stop.run_until_cancelled(read(&queue, &handled)).await.unwrap_or(Ok(())) });
         }
         readers.join_all().await.into_iter().collect()
     }

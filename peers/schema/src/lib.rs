@@ -12,7 +12,9 @@ pub fn embed(package: &str) -> anyhow::Result<()> {
     let mut files: Vec<PathBuf> = fs::read_dir(directory(package)?.join("migrations"))?
         .map(|entry| entry.map(|entry| entry.path()))
         .collect::<Result<_, _>>()?;
-    files.retain(|file| file.extension().is_some_and(|it| it == "sql") && !file.to_string_lossy().ends_with(".down.sql"));
+    files.retain(|file| {
+        file.extension().is_some_and(|it| it == "sql") && !file.to_string_lossy().ends_with(".down.sql")
+    });
     files.sort();
     ensure!(!files.is_empty(), "{package} has no migrations");
     let sql: Vec<String> = files.iter().map(fs::read_to_string).collect::<Result<_, _>>()?;
