@@ -10,12 +10,20 @@ const BATCH = 500;
 class Boss {
   unfinished = "SELECT count(*) FROM pgboss.job WHERE name = 'orders' AND state <> 'completed'";
 
+  /** The statements that are prepared, so that each is planned but once. */
+  statements = new Map();
+
   constructor(boss) {
     this.boss = boss;
   }
 
+  statementName(text) {
+    if (!this.statements.has(text)) this.statements.set(text, `statement_${this.statements.size}`);
+    return this.statements.get(text);
+  }
+
   enqueue(client, payloads) {
-    const db = { executeSql: (text, values) => client.query(text, values) };
+    const db = { executeSql: (text, values) => client.query({ name: this.statementName(text), text, values }) };
     if (payloads.length === 1) return this.boss.send(QUEUE, payloads[0], { db });
     return this.boss.insert(QUEUE, payloads.map((data) => ({ data })), { db });
   }

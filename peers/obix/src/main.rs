@@ -15,6 +15,9 @@ const SCHEMA: &str = include_str!(concat!(env!("OUT_DIR"), "/schema.sql"));
 
 const SUBSCRIBER: JobType = JobType::new("order-placed");
 const BATCH: usize = 1000;
+/// Events that one read of the log may return, fewer than what is kept in memory.
+const PAGE: usize = 5000;
+const CACHE: usize = 20_000;
 const NOTIFY_DEBOUNCE: Duration = Duration::ZERO;
 
 struct Obix {
@@ -25,7 +28,12 @@ struct Obix {
 impl Obix {
     /// It listens from its start on, and so wants its tables to be there.
     async fn outbox(&self) -> anyhow::Result<&Outbox<Payload>> {
-        let config = MailboxConfig::builder().notify_debounce(NOTIFY_DEBOUNCE).build();
+        let config = MailboxConfig::builder()
+            .notify_debounce(NOTIFY_DEBOUNCE)
+            .event_buffer_size(BATCH)
+            .event_cache_size(CACHE)
+            .backfill_page_size(PAGE)
+            .build();
         let init = async || Outbox::init(&self.pool, config).await.map_err(|error| anyhow::anyhow!("{error:?}"));
         self.outbox.get_or_try_init(init).await
     }
