@@ -1,0 +1,129 @@
+//! What is measured.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use futures_util::future::try_join_all;
+use serde_json::{Value, json};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::{Handled, Payload, Peer, WRITERS};
+
+/// Events of one transaction of W100.
+const MANY: usize = 100;
+
+/// Events of one transaction that fills the queue for D.
+const FILL: usize = 1000;
+
+/// How long D waits for the database after the handler has seen the last event.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// W: a business row and one event in each transaction.
+pub(crate) async fn write_one<P: Peer>(peer: &P, seconds: u64) -> anyhow::Result<Value> {
+    let write = async |index| {
+        let mut tx = peer.begin().await?;
+        peer.order(&mut tx).await?;
+        peer.enqueue(&mut tx, vec![Payload::new(index)]).await?;
+        peer.commit(tx).await
+    };
+    let rate = repeat(write, seconds).await?;
+    Ok(json!({ "workload": "W", "value": rate, "unit": "tx/s" }))
+}
+
+/// W100: many events in each transaction.
+pub(crate) async fn write_many<P: Peer>(peer: &P, seconds: u64) -> anyhow::Result<Value> {
+    let write = async |index| enqueue(peer, index * MANY..(index + 1) * MANY).await;
+    let rate = repeat(write, seconds).await? * MANY as f64;
+    Ok(json!({ "workload": "W100", "value": rate, "unit": "events/s" }))
+}
+
+/// D: from the start of the worker to the last event that is done in the database.
+pub(crate) async fn drain<P: Peer>(peer: &P, events: usize) -> anyhow::Result<Value> {
+    for first in (0..events).step_by(FILL) {
+        enqueue(peer, first..events.min(first + FILL)).await?;
+    }
+
+    let handled = Arc::new(Handled::expect(events));
+    let started_at = Instant::now();
+    let done = async {
+        handled.all().await?;
+        let handled_at = Instant::now();
+        while peer.unfinished(events).await? > 0 {
+            ensure!(handled_at.elapsed() < PATIENCE, "{} events are not done", peer.unfinished(events).await?);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        anyhow::Ok(events as f64 / started_at.elapsed().as_secs_f64())
+    };
+    let rate = meanwhile(peer, &handled, done).await?;
+    handled.check()?;
+    Ok(json!({ "workload": "D", "value": rate, "unit": "events/s" }))
+}
+
+/// L: from before a commit to the start of its handler, with one pool to write and others to work.
+pub(crate) async fn latency<P: Peer>(worker: &P, writer: &P, rate: u32, seconds: u64) -> anyhow::Result<Value> {
+    // The first second is for the worker to come up, and does not count.
+    let warm_up = usize::try_from(rate)?;
+    let events = warm_up * usize::try_from(seconds + 1)?;
+    let handled = Arc::new(Handled::expect(events));
+    let write = async {
+        let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        for index in 0..events {
+            ticks.tick().await;
+            let mut tx = writer.begin().await?;
+            writer.enqueue(&mut tx, vec![Payload::new(index)]).await?;
+            handled.committing(index);
+            writer.commit(tx).await?;
+        }
+        handled.all().await
+    };
+    meanwhile(worker, &handled, write).await?;
+    handled.check()?;
+    let latencies = handled.latencies(warm_up)?;
+    let quantile = |q: f64| latencies[((latencies.len() - 1) as f64 * q).round() as usize];
+    Ok(json!({ "workload": "L", "p50_us": quantile(0.5), "p99_us": quantile(0.99) }))
+}
+
+/// Calls per second of so many writers; each call has a number of its own.
+async fn repeat(write: impl AsyncFn(usize) -> anyhow::Result<()>, seconds: u64) -> anyhow::Result<f64> {
+    let (begun, written) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let started_at = Instant::now();
+    let writer = async || {
+        while started_at.elapsed() < Duration::from_secs(seconds) {
+            write(begun.fetch_add(1, Ordering::Relaxed)).await?;
+            written.fetch_add(1, Ordering::Relaxed);
+        }
+        anyhow::Ok(())
+    };
+    try_join_all((0..WRITERS).map(|_| writer())).await?;
+    Ok(written.into_inner() as f64 / started_at.elapsed().as_secs_f64())
+}
+
+async fn enqueue<P: Peer>(peer: &P, indices: std::ops::Range<usize>) -> anyhow::Result<()> {
+    let mut tx = peer.begin().await?;
+    peer.enqueue(&mut tx, indices.map(Payload::new).collect()).await?;
+    peer.commit(tx).await
+}
+
+/// Lets the peer work until the task is done.
+async fn meanwhile<P: Peer, T>(
+    peer: &P,
+    handled: &Arc<Handled>,
+    task: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    let stop = CancellationToken::new();
+    let mut work = std::pin::pin!(peer.work(Arc::clone(handled), stop.clone()));
+    let result = tokio::select! {
+        result = task => result?,
+        ended = &mut work => {
+            ended?;
+            bail!("the worker ended by itself");
+        }
+    };
+    stop.cancel();
+    tokio::time::timeout(PATIENCE, work).await??;
+    Ok(result)
+}

@@ -1,0 +1,3 @@
+fn main() -> anyhow::Result<()> {
+    peers_schema::embed("obix")
+}
