@@ -62,7 +62,7 @@ pub(crate) async fn drain<P: Peer>(peer: &P, events: usize) -> anyhow::Result<Va
     Ok(json!({ "workload": "D", "value": rate, "unit": "events/s" }))
 }
 
-/// L: from before a commit to the start of its handler, with one pool to write and others to work.
+/// L: from the end of a commit to the start of its handler, with one pool to write and others to work.
 pub(crate) async fn latency<P: Peer>(worker: &P, writer: &P, rate: u32, seconds: u64) -> anyhow::Result<Value> {
     // The first second is for the worker to come up, and does not count.
     let warm_up = usize::try_from(rate)?;
@@ -75,14 +75,14 @@ pub(crate) async fn latency<P: Peer>(worker: &P, writer: &P, rate: u32, seconds:
             ticks.tick().await;
             let mut tx = writer.begin().await?;
             writer.enqueue(&mut tx, vec![Payload::new(index)]).await?;
-            handled.committing(index);
             writer.commit(tx).await?;
+            handled.committed(index);
         }
         handled.all().await
     };
     meanwhile(worker, &handled, write).await?;
     handled.check()?;
-    let latencies = handled.latencies(warm_up)?;
+    let latencies = handled.latencies(warm_up);
     let quantile = |q: f64| latencies[((latencies.len() - 1) as f64 * q).round() as usize];
     Ok(json!({ "workload": "L", "p50_us": quantile(0.5), "p99_us": quantile(0.99) }))
 }
