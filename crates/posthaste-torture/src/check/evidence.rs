@@ -20,6 +20,8 @@ pub(super) struct Evidence<'a> {
     pub(super) drained: Option<Drained>,
     pub(super) ended: bool,
     pub(super) crashes: u64,
+    /// When something happened by which a server takes back what it did not wait for the disk with.
+    taken_back: Vec<i64>,
     /// Messages whose answer never came.
     pub(super) unanswered: u64,
     /// When each process ended, and whether by itself, in the order of time.
@@ -132,6 +134,16 @@ impl<'a> Evidence<'a> {
         next.is_some_and(|(end, by_itself)| *by_itself && *end <= at.saturating_add(micros))
     }
 
+    /// Whether the server had crashed before a moment.
+    pub(super) fn taken_back_before(&self, at: i64) -> bool {
+        self.taken_back.iter().any(|crash| *crash <= at)
+    }
+
+    /// Whether the server crashed within that many microseconds after a moment.
+    pub(super) fn taken_back_within(&self, at: i64, micros: i64) -> bool {
+        self.taken_back.iter().any(|crash| (at..=at.saturating_add(micros)).contains(crash))
+    }
+
     fn take(&mut self, entry: &'a Entry) {
         match &entry.what {
             What::Run(run) => self.run = self.run.or(Some(run)),
@@ -155,7 +167,14 @@ impl<'a> Evidence<'a> {
             What::Silent => {
                 self.fallen.push((&entry.who, "it delivered nothing although everything was mended".to_owned()));
             }
-            What::Broken { fault, .. } => self.fault(fault).broken += 1,
+            What::Broken { fault, .. } => {
+                self.fault(fault).broken += 1;
+                // PostgreSQL's claims do not wait for the disk; those of the others do, or nothing but a power cut undoes them.
+                let undoes = matches!(&**fault, "database-crash" | "disk-full");
+                if undoes && self.run.is_some_and(|run| run.database == "postgres") {
+                    self.taken_back.push(entry.at);
+                }
+            }
             What::Mended { fault, effects } => {
                 let fault = self.fault(fault);
                 fault.mended += 1;

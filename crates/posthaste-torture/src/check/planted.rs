@@ -99,6 +99,15 @@ impl Planted {
         self.entries.push(Entry { at: millis * 1000, who: who.to_owned(), what });
     }
 
+    /// Says that the run was on that database.
+    pub(crate) fn on(&mut self, database: &str) {
+        for entry in &mut self.entries {
+            if let What::Run(run) = &mut entry.what {
+                database.clone_into(&mut run.database);
+            }
+        }
+    }
+
     /// Removes every entry of that kind about that event. There must be one.
     pub(crate) fn forget(&mut self, id: &str, kind: Kind) {
         self.forget_where(|what| kind(what) && subject(what) == Some(id));

@@ -5,8 +5,9 @@
 //! - The lease was taken over, because it had run out: its process was killed, stopped, or could not write the outcome.
 //! - The sink's answer was lost, and the process put the event off.
 //! - The process was ending, could not write the outcome in time, and gave the event back.
+//! - The server crashed, and the lease was gone afterwards, because claims do not wait for the disk.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::evidence::{Event, Evidence, Settled};
 use super::fence;
@@ -15,13 +16,30 @@ use super::fence;
 /// notes it waits for one process after the other.
 const ENDING: i64 = 30_000_000;
 
+/// How many microseconds PostgreSQL may take to write down what nobody waits for: three times its `wal_writer_delay`, and some.
+const NOT_ON_DISK: i64 = 1_000_000;
+
 /// How many repeats of an event are explained. Without faults, none.
 pub(super) fn explained(evidence: &Evidence<'_>, event: &Event<'_>) -> u64 {
     if event.repeats() == 0 || evidence.faults.iter().all(|fault| fault.broken == 0) {
         return 0;
     }
-    let reasons = fence::lost_leases(event) + event.answers_lost + given_back(evidence, event);
+    let reasons =
+        fence::lost_leases(event) + event.answers_lost + given_back(evidence, event) + taken_back(evidence, event);
     event.repeats().min(reasons)
+}
+
+/// Leases of which the database knows nothing after it had crashed: it refused an outcome under them, and has noted no other
+/// end of them. Or nobody was left to write one, of an event that was received right before.
+fn taken_back(evidence: &Evidence<'_>, event: &Event<'_>) -> u64 {
+    let noted = |lease: &str| event.changed.iter().any(|changed| changed.lease[0] == Some(lease));
+    let gone = event
+        .settled
+        .iter()
+        .filter(|settled| !settled.applied && !noted(settled.lease) && evidence.taken_back_before(settled.at));
+    let gone: HashSet<&str> = gone.map(|settled| settled.lease).collect();
+    let unheard = event.received_at.is_some_and(|at| evidence.taken_back_within(at, NOT_ON_DISK));
+    (gone.len() as u64).max(u64::from(unheard))
 }
 
 /// Leases that were given back at the end of a process; or nobody says by whom, because the database's answer was lost.

@@ -74,6 +74,49 @@ fn a_refused_settlement_explains_none() {
     });
 }
 
+/// Lets the server crash at that moment.
+fn crash(planted: &mut Planted, millis: i64, database: &str) {
+    planted.on(database);
+    let fault = "database-crash".to_owned();
+    planted.add(millis, "nemesis", What::Broken { fault: fault.clone(), detail: String::new() });
+    planted.add(millis + 1, "nemesis", What::Mended { fault, effects: 1 });
+}
+
+#[test]
+fn a_lease_that_a_crash_took_back_explains_one() {
+    let refused = |planted: &mut Planted| planted.add(8000, "relay-1", settled("a2", "r1/9", "done", false));
+    is_valid(|planted| {
+        repeat(planted, "a2", 1);
+        crash(planted, 7000, "postgres");
+        refused(planted);
+    });
+    // Not if it came later, nor on a database that waits for the disk.
+    unexplained(0, |planted| {
+        crash(planted, 8001, "postgres");
+        refused(planted);
+    });
+    unexplained(0, |planted| {
+        crash(planted, 7000, "mariadb");
+        refused(planted);
+    });
+    // Nor if the end of the lease was noted.
+    unexplained(1, |planted| {
+        crash(planted, 7000, "postgres");
+        planted.add(6500, "database", taken_over("a2", ["r1/9", "r2/2"], Some(700)));
+        refused(planted);
+    });
+}
+
+#[test]
+fn a_crash_right_after_a_delivery_explains_one() {
+    is_valid(|planted| {
+        repeat(planted, "a2", 1);
+        crash(planted, 3900, "postgres");
+    });
+    unexplained(0, |planted| crash(planted, 4200, "postgres"));
+    unexplained(0, |planted| crash(planted, 3000, "postgres"));
+}
+
 #[test]
 fn a_kill_explains_none_by_itself() {
     unexplained(0, |planted| exit(planted, 3050, Some(9)));
