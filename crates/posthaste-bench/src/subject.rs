@@ -66,7 +66,13 @@ pub(crate) trait Subject {
     /// Holds a transaction open that keeps the server from forgetting old versions of rows, until the guard is dropped.
     async fn pin(store: &Self::Store) -> anyhow::Result<Box<dyn Send>>;
 
-    async fn close(store: Self::Store);
+    /// Closes the connections of a store, and leaves its tables to others.
+    async fn leave(store: Self::Store);
+
+    /// Closes the connections of a store whose tables nobody needs any more.
+    async fn close(store: Self::Store) {
+        Self::leave(store).await;
+    }
 
     /// What the server has done for everybody since its start, where it says so.
     async fn usage(&self) -> anyhow::Result<Usage> {

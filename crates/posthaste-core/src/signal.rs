@@ -56,8 +56,10 @@ const MANY_COMMITS: f64 = 2000.0;
 /// Over how long commits are counted, at least.
 const COUNTED: Duration = Duration::from_millis(10);
 
-/// A signal that takes longer than this is followed by a pause in any case: the database is busy.
+/// A signal that takes longer than this is followed by a pause in any case, as long as it took, and at most so long: then
+/// signals take half of one connection at most.
 const QUICK: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
 /// The least pause, and how many times as long as the signal took: so that of a busy database signals take a tenth of one
 /// connection at most.
@@ -153,11 +155,14 @@ async fn tell(signal: Arc<dyn Signal>, outgoing: Arc<Outgoing>, stop: Cancellati
         if last {
             return;
         }
-        if !pace.is_too_fast(outgoing.commits.load(Ordering::Relaxed)) && began_at.elapsed() < QUICK {
-            continue;
-        }
+        let took = began_at.elapsed();
+        let pause = match pace.is_too_fast(outgoing.commits.load(Ordering::Relaxed)) {
+            true => PAUSE.max(took * PAUSE_FACTOR),
+            false if took < QUICK => continue,
+            false => took.min(LONGEST_PAUSE),
+        };
         tokio::select! {
-            () = sleep(PAUSE.max(began_at.elapsed() * PAUSE_FACTOR)) => {}
+            () = sleep(pause) => {}
             () = stop.cancelled() => {}
         }
     }

@@ -33,7 +33,7 @@ use crate::tls;
 use crate::url::{Scheme, expect};
 use low_water::LowWater;
 use partition::Partitioned;
-use sql::{CHANNEL, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, NOTIFY, SETTLE_AND_DELETE_DONE};
+use sql::{CHANNEL, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, INSERT_PLAIN, NOTIFY, SETTLE_AND_DELETE_DONE};
 
 pub use partition::Partitions;
 
@@ -76,6 +76,7 @@ struct Statements {
     table: TableName,
     slots: Slots<SqlStr>,
     insert_one: SqlStr,
+    insert_plain: SqlStr,
     claim_from_partitions: SqlStr,
     settle_and_delete_done: SqlStr,
     notify: SqlStr,
@@ -87,6 +88,7 @@ impl Statements {
         Self {
             slots: DIALECT.statements(&table),
             insert_one: DIALECT.statement(INSERT_ONE, &table),
+            insert_plain: DIALECT.statement(INSERT_PLAIN, &table),
             claim_from_partitions: DIALECT.statement(CLAIM_FROM_PARTITIONS, &table),
             settle_and_delete_done: DIALECT.statement(SETTLE_AND_DELETE_DONE, &table),
             notify: DIALECT.statement(NOTIFY, &table),

@@ -126,7 +126,7 @@ impl Subject for MariaDb {
         Ok(Box::new(tx))
     }
 
-    async fn close(store: MySqlStore) {
+    async fn leave(store: MySqlStore) {
         store.close().await;
     }
 

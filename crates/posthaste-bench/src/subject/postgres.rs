@@ -156,7 +156,7 @@ impl Subject for Postgres {
         Ok(Box::new(tx))
     }
 
-    async fn close(store: PgStore) {
+    async fn leave(store: PgStore) {
         store.close().await;
     }
 

@@ -125,6 +125,10 @@ impl Subject for Sqlite {
         Ok(Box::new(tx))
     }
 
+    async fn leave(store: SqliteStore) {
+        store.close().await;
+    }
+
     async fn close(store: SqliteStore) {
         store.close().await;
         let path = store.pool().connect_options().get_filename().to_owned();

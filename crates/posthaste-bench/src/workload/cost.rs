@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use posthaste_core::Outbox;
 
@@ -83,6 +84,9 @@ fn report<S: Subject>(
 
 const STATEMENTS: &str = "statements";
 
+/// How long a session takes to end after its connection was closed.
+const SESSIONS_END: Duration = Duration::from_millis(500);
+
 async fn cost_filled<S: Subject>(
     subject: &S,
     filling: Filling,
@@ -90,9 +94,12 @@ async fn cost_filled<S: Subject>(
 ) -> anyhow::Result<Costs> {
     let store = subject.fresh().await?;
     fill::<S>(&store, filling).await?;
-    let costs = counted(subject, &store, filling.events, work).await;
-    S::close(store).await;
-    costs
+    // What filled it is none of the cost, and has not been told yet.
+    let worker = subject.another(&store).await?;
+    S::leave(store).await;
+    tokio::time::sleep(SESSIONS_END).await;
+    let store = worker;
+    counted(subject, store, filling.events, work).await
 }
 
 async fn cost<S: Subject>(
@@ -109,16 +116,14 @@ async fn cost<S: Subject>(
 
 async fn counted<S: Subject>(
     subject: &S,
-    store: &S::Store,
+    store: S::Store,
     events: usize,
     work: impl AsyncFn(&S::Store) -> anyhow::Result<()>,
 ) -> anyhow::Result<Costs> {
-    // Sessions tell of what they did when they end, or after a second.
-    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
     let (before, cpu_before, statements) = (subject.usage().await?, own_cpu_seconds()?, Statements::count());
     #[cfg(feature = "allocations")]
     let allocated_before = stats_alloc::INSTRUMENTED_SYSTEM.stats();
-    work(store).await?;
+    work(&store).await?;
     let mut costs = Costs::new();
     #[cfg(feature = "allocations")]
     {
@@ -130,7 +135,9 @@ async fn counted<S: Subject>(
         costs.insert(STATEMENTS, statements.so_far() as f64);
     }
     drop(statements);
-    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    // Sessions tell the server of what they did when they end.
+    S::close(store).await;
+    tokio::time::sleep(SESSIONS_END).await;
     let after = subject.usage().await?;
     let mut counted = |quantity, before: Option<u64>, after: Option<u64>| {
         if let (Some(before), Some(after)) = (before, after) {

@@ -90,6 +90,17 @@ macro_rules! settlements_by_seq {
     };
 }
 
+/// Rows under one lease whose numbers are known. Ids tell those apart that have the same number in several partitions.
+macro_rules! under_one_lease {
+    () => {
+        concat!(
+            "WHERE t.seq = ANY ($1) AND t.event_id || '' = ANY ($2) AND t.locked_by = $3 AND t.status + 0 NOT IN (1, 3) ",
+            planned_anew!("$4"),
+            "RETURNING t.event_id"
+        )
+    };
+}
+
 /// What makes a row DONE.
 macro_rules! done {
     () => {
@@ -164,7 +175,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                                OR locked_by IS NULL AND created_at <= (SELECT clock_timestamp() - $2))), \
                          clock_timestamp()",
 
-        settle_done_run: "",
+        settle_done_run: concat!("UPDATE {table} AS t ", done!(), under_one_lease!()),
         settle_done_by_seq: concat!(
             "UPDATE {table} AS t ",
             done!(),
@@ -183,7 +194,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             planned_anew!("$3"),
             "RETURNING s.place"
         ),
-        delete_done_run: "",
+        delete_done_run: concat!("DELETE FROM {table} AS t ", under_one_lease!()),
         delete_done_by_seq: concat!(
             "DELETE FROM {table} AS t USING ",
             settlements_by_seq!(),
@@ -271,6 +282,16 @@ pub(super) const CLAIM_FROM_PARTITIONS: &str = concat!(
 /// parameters is still to be put in.
 pub(super) const HELD: (&str, &str) =
     ("AND t.locked_by = s.lease ", "AND t.created_at >= {since} AND t.locked_by = s.lease ");
+
+/// Rows of the usual kind: of JSON, all of one content type, to be delivered at once, without anything that an event need not
+/// have.
+pub(super) const INSERT_PLAIN: &str = "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, payload, \
+     content_type, occurred_at, created_at, available_at, locked_by, locked_at) \
+     SELECT event_id, event_type, aggregate_type, aggregate_id, payload, $8, occurred_at, now, now, lease, \
+     CASE WHEN lease IS NOT NULL THEN now END \
+     FROM (SELECT clock_timestamp() AS now) AS clock, \
+     unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::text[]) \
+     AS event (event_id, event_type, aggregate_type, aggregate_id, payload, occurred_at, lease)";
 
 /// One row.
 pub(super) const INSERT_ONE: &str = concat!(

@@ -204,3 +204,24 @@ async fn a_row_that_comes_back_behind_the_mark_is_found_soon() {
         tokio::time::sleep(next_in).await;
     }
 }
+
+/// Rows of one claim are settled without asking which; if one of them is not, it is asked.
+#[tokio::test]
+async fn a_row_of_a_claim_whose_lease_was_lost_is_named_and_kept() {
+    for deleting in [false, true] {
+        let database = Database::new().await;
+        let store = database.store().await;
+        let store = if deleting { store.deleting_done() } else { store };
+        write(&store, (0..9).map(|n| event(&n.to_string()))).await;
+        let (lease, claimed) = claim(&store, 9).await;
+        sql(&store, "UPDATE outbox_event SET locked_by = 'another/1' WHERE event_id = '4'").await;
+
+        let settled = store.settle(&settle_all(&lease, &claimed, &Action::Done)).await.unwrap();
+        let expected: Vec<_> = (0..9).map(|n| if n == 4 { Settled::Lost } else { Settled::Applied }).collect();
+        assert_eq!(settled, expected);
+        let kept = store.find(&EventId::from_row("4")).await.unwrap().unwrap().state;
+        assert_eq!((kept.status, kept.lease.map(|(owner, _)| owner)), (Status::New, Some("another/1".to_owned())));
+        let counts = store.counts().await.unwrap();
+        assert_eq!((counts.done, counts.total()), if deleting { (0, 1) } else { (8, 9) });
+    }
+}
