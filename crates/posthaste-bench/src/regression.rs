@@ -121,8 +121,8 @@ const SQLITE_COLD: Bounds = Bounds { statements: 40, round_trips: 0, log_bytes: 
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_takes_few_statements() {
     let (_alone, subject) = (alone().await, Sqlite::new().unwrap());
-    // A hundred rows are nine inserts, of sizes that stay prepared; there is no server to go to.
-    Bounds { statements: 130, ..SQLITE_COLD }.hold(&hot(&subject, None, Options::default()).await);
+    // A hundred rows are three inserts, of sizes that stay prepared.
+    Bounds { statements: 70, ..SQLITE_COLD }.hold(&hot(&subject, None, Options::default()).await);
     SQLITE_COLD.hold(&cold(&subject, None, Options::default()).await);
 }
 

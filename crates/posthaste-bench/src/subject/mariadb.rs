@@ -164,7 +164,7 @@ async fn complete_batch(connection: &mut MySqlConnection, deleting: bool) -> any
     }
     let (mut seqs, mut keys) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
     for row in &rows {
-        let event: (u64, String, String, Option<String>, Option<String>, Option<String>) =
+        let event: (i64, String, String, Option<String>, Option<String>, Option<String>) =
             (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4), row.get(5));
         seqs.push(event.0);
         keys.push(event.4);

@@ -15,7 +15,7 @@ use crate::table::TableName;
 
 /// Rows of one statement. A slice is cut greedily, so that every statement is one of these and stays prepared; the
 /// largest is far below the 32,766 parameters of SQLite.
-const SIZES: [usize; 4] = [512, 64, 8, 1];
+const SIZES: [usize; 10] = [512, 256, 128, 64, 32, 16, 8, 4, 2, 1];
 
 /// An insert of each size.
 pub(super) struct Inserts([SqlStr; SIZES.len()]);
