@@ -44,13 +44,17 @@ impl Report {
             "database", "workload", "outbox", "against", "ratio", "goal", "spread"
         );
         for measurement in &self.measurements {
-            let Measurement { database, workload, ours, ceiling, ratio, .. } = measurement;
+            let Measurement { database, workload, ours, ceiling, .. } = measurement;
             let goal = measurement.goal.map_or_else(|| "-".to_owned(), |goal| format!("{goal:.2}"));
-            let spread = measurement.spread.map_or_else(|| "-".to_owned(), |spread| format!("{:.0} %", spread * 100.0));
+            let spread = measurement
+                .spread
+                .filter(|spread| spread.is_finite())
+                .map_or_else(|| "-".to_owned(), |spread| format!("{:.0} %", spread * 100.0));
             println!(
-                "{database:<9} {workload:<38} {:>10} {:>10} {ratio:>7.2} {goal:>6} {spread:>7}  {}",
+                "{database:<9} {workload:<38} {:>10} {:>10} {:>7} {goal:>6} {spread:>7}  {}",
                 number(*ours),
                 number(*ceiling),
+                ratio(measurement),
                 mark(measurement)
             );
             for (peer, median) in &measurement.peers {
@@ -74,6 +78,11 @@ impl Report {
 
 fn write(path: &Path, text: String) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+}
+
+/// The ratio, if both sides did anything at all.
+fn ratio(measurement: &Measurement) -> String {
+    if measurement.ratio.is_finite() { format!("{:.2}", measurement.ratio) } else { "-".to_owned() }
 }
 
 /// Whether a goal was reached, in a word.

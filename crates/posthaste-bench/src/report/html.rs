@@ -1,6 +1,6 @@
 //! One file of HTML that needs nothing else: no scripts, no fonts, no links.
 
-use super::{Report, mark, picture};
+use super::{Report, mark, picture, ratio};
 use crate::measure::Measurement;
 use crate::rounds::number;
 
@@ -55,13 +55,13 @@ fn table(report: &Report) -> String {
         let class = if measurement.reached { "good" } else { "bad" };
         format!(
             "<tr><td>{}</td><td>{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td>{}</td>\
-             <td class=\"number\">{:.2}</td><td class=\"number\">{}</td><td class=\"{class}\">{}</td></tr>\n",
+             <td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"{class}\">{}</td></tr>\n",
             escape(&measurement.database),
             escape(&measurement.workload),
             number(measurement.ours),
             number(measurement.ceiling),
             escape(&measurement.unit),
-            measurement.ratio,
+            ratio(measurement),
             measurement.goal.map_or_else(String::new, |goal| format!("{goal:.2}")),
             mark(measurement)
         )
