@@ -70,13 +70,13 @@ slots! {
     next_available,
     /// Makes rows DONE whose numbers are known, all under one lease.
     settle_done_by_seq,
-    /// Makes rows DONE that a store finds in a quicker way than others: whose numbers have no gap, or that need no place.
+    /// Makes rows DONE whose numbers have no gap, all under one lease.
     settle_done_run,
     /// Makes rows DONE.
     settle_done,
     /// Deletes, instead of making them DONE, rows whose numbers are known, all under one lease.
     delete_done_by_seq,
-    /// Deletes such rows instead of making them DONE.
+    /// Deletes, instead of making them DONE, rows whose numbers have no gap, all under one lease.
     delete_done_run,
     /// Deletes rows instead of making them DONE.
     delete_done,

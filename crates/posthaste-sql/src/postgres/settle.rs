@@ -1,11 +1,11 @@
 //! Writing outcomes back.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use posthaste_core::Timestamp;
-use posthaste_core::store::{Action, Error, Lease, Settled, Settlement, Status, cut_error};
+use posthaste_core::store::{Action, Error, Settled, Settlement, Status, cut_error};
 use sqlx::postgres::types::PgInterval;
-use sqlx::{AssertSqlSafe, Row, SqlSafeStr, SqlStr};
+use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
 use super::PgStore;
 use super::moment::{Moment, interval};
@@ -35,12 +35,6 @@ impl PgStore {
         let mut settled = vec![Settled::Lost; settlements.len()];
         // Each round is a statement. There is one, unless a row is settled twice.
         for round in rounds(settlements) {
-            if since.is_none()
-                && let Some((lease, seqs)) = done_under_one_lease(&round)
-            {
-                self.settle_done_round(&round, lease, seqs, &mut settled).await?;
-                continue;
-            }
             for place in self.settle_round(&round, since).await? {
                 // Places of rows count from one.
                 let place = usize::try_from(place - 1).expect("a place in an array");
@@ -48,31 +42,6 @@ impl PgStore {
             }
         }
         Ok(settled)
-    }
-
-    /// Makes rows DONE that have one lease, which is the usual case. Nearly always all of them are, and which need not be asked.
-    async fn settle_done_round(
-        &self,
-        round: &[(usize, &Settlement)],
-        lease: &Lease,
-        seqs: Vec<i64>,
-        settled: &mut [Settled],
-    ) -> Result<(), sqlx::Error> {
-        let slots = &self.sql.slots;
-        let sql = if self.deletes_done { &slots.delete_done_run } else { &slots.settle_done_run };
-        let query = sqlx::query(sql.clone()).bind(seqs).bind(ids(round)).bind(lease.as_str()).bind(true);
-        let rows = query.fetch_all(&mut *self.acquire().await?).await?;
-        if rows.len() == round.len() {
-            round.iter().for_each(|(place, _)| settled[*place] = Settled::Applied);
-            return Ok(());
-        }
-        let places: HashMap<&str, usize> = round.iter().map(|(place, one)| (one.id.as_str(), *place)).collect();
-        for row in &rows {
-            if let Some(place) = places.get(row.try_get::<&str, _>(0)?) {
-                settled[*place] = Settled::Applied;
-            }
-        }
-        Ok(())
     }
 
     /// Settles rows of which no two are the same, inserted since then if that is given. The places of those that were.
@@ -138,14 +107,6 @@ fn rounds(settlements: &[Settlement]) -> Vec<Vec<(usize, &Settlement)>> {
         rest = again;
     }
     rounds
-}
-
-/// The lease of a round and the numbers of its rows, if all of them are DONE, under one lease, and known by their numbers.
-fn done_under_one_lease<'a>(round: &[(usize, &'a Settlement)]) -> Option<(&'a Lease, Vec<i64>)> {
-    let (_, first) = round.first()?;
-    let number =
-        |(_, one): &(usize, &Settlement)| one.seq.filter(|_| one.action == Action::Done && one.lease == first.lease);
-    Some((&first.lease, round.iter().map(number).collect::<Option<_>>()?))
 }
 
 fn ids<'a>(round: &[(usize, &'a Settlement)]) -> Vec<&'a str> {

@@ -90,17 +90,6 @@ macro_rules! settlements_by_seq {
     };
 }
 
-/// Rows under one lease whose numbers are known. Ids tell those apart that have the same number in several partitions.
-macro_rules! under_one_lease {
-    () => {
-        concat!(
-            "WHERE t.seq = ANY ($1) AND t.event_id || '' = ANY ($2) AND t.locked_by = $3 AND t.status + 0 NOT IN (1, 3) ",
-            planned_anew!("$4"),
-            "RETURNING t.event_id"
-        )
-    };
-}
-
 /// What makes a row DONE.
 macro_rules! done {
     () => {
@@ -175,7 +164,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                                OR locked_by IS NULL AND created_at <= (SELECT clock_timestamp() - $2))), \
                          clock_timestamp()",
 
-        settle_done_run: concat!("UPDATE {table} AS t ", done!(), under_one_lease!()),
+        settle_done_run: "",
         settle_done_by_seq: concat!(
             "UPDATE {table} AS t ",
             done!(),
@@ -194,7 +183,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             planned_anew!("$3"),
             "RETURNING s.place"
         ),
-        delete_done_run: concat!("DELETE FROM {table} AS t ", under_one_lease!()),
+        delete_done_run: "",
         delete_done_by_seq: concat!(
             "DELETE FROM {table} AS t USING ",
             settlements_by_seq!(),

@@ -205,7 +205,6 @@ async fn a_row_that_comes_back_behind_the_mark_is_found_soon() {
     }
 }
 
-/// Rows of one claim are settled without asking which; if one of them is not, it is asked.
 #[tokio::test]
 async fn a_row_of_a_claim_whose_lease_was_lost_is_named_and_kept() {
     for deleting in [false, true] {
