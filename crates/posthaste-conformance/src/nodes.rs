@@ -268,8 +268,10 @@ pub async fn case_72_too_late<F: Fixture>(fixture: F) {
     let (tap, mut inbox) = Tap::new();
     let gate = Gate::new();
     let tap = tap.behind(&gate).answering(|_| Err(posthaste_core::Failure::permanent("too late")));
-    let (slow, slow_meter) = start(fixture.node().await, no_interval(), tap).await;
-    // Its first poll is over before there is anything to claim.
+    // It is deaf to signals, and its first poll is over before there is anything to claim: otherwise it could take over
+    // from itself.
+    let (store, _) = Faulty::new(fixture.node().await);
+    let (slow, slow_meter) = start(store, no_interval(), tap).await;
     slow_meter.until("it has polled", |tally| tally.oldest_lag.len() == 1).await;
     let id = write(&slow, event("Contested")).await;
     inbox.next().await;

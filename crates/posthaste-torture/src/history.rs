@@ -86,6 +86,13 @@ pub enum What {
         /// The events that the lost answer was about.
         ids: Vec<String>,
     },
+    /// A relay claimed rows, and is about to deliver them.
+    Claimed {
+        /// The lease under which it did, the same for all.
+        lease: String,
+        /// Their events.
+        ids: Vec<String>,
+    },
     /// A relay settled a row.
     Settled {
         /// The event.

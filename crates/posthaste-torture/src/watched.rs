@@ -1,4 +1,4 @@
-//! A store that writes down how its settlements went.
+//! A store that writes down what it claimed, and how its settlements went.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::config::Sabotage;
 use crate::database::Database;
 use crate::history::{Recorder, What};
 
-/// A store that writes down how its settlements went, and makes mistakes if it is told to.
+/// A store that writes down what it claimed and how its settlements went, and makes mistakes if it is told to.
 #[derive(Clone)]
 pub(crate) struct Watched<D> {
     inner: D,
@@ -43,11 +43,18 @@ impl<D: Database> RelayStore for Watched<D> {
     }
 
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
-        if self.sabotage != Some(Sabotage::ClaimDespiteLeases) {
-            return self.inner.claim(claim);
+        let mut claim = claim.clone();
+        if self.sabotage == Some(Sabotage::ClaimDespiteLeases) {
+            claim.lease_duration = Duration::ZERO;
         }
-        let claim = Claim { lease_duration: Duration::ZERO, ..claim.clone() };
-        Box::pin(async move { self.inner.claim(&claim).await })
+        Box::pin(async move {
+            let claimed = self.inner.claim(&claim).await?;
+            if !claimed.rows.is_empty() {
+                let ids = claimed.rows.iter().map(|row| row.event.id().to_string()).collect();
+                self.recorder.record(What::Claimed { lease: claim.lease.as_str().to_owned(), ids });
+            }
+            Ok(claimed)
+        })
     }
 
     fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {

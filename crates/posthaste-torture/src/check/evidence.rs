@@ -20,8 +20,8 @@ pub(super) struct Evidence<'a> {
     pub(super) drained: Option<Drained>,
     pub(super) ended: bool,
     pub(super) crashes: u64,
-    /// When something happened by which a server takes back what it did not wait for the disk with.
-    taken_back: Vec<i64>,
+    /// From when to when a server was broken in a way by which it takes back what it did not wait for the disk with.
+    taken_back: Vec<(i64, i64)>,
     /// Messages whose answer never came.
     pub(super) unanswered: u64,
     /// When each process ended, and whether by itself, in the order of time.
@@ -50,6 +50,8 @@ pub(super) struct Event<'a> {
     pub(super) refused: u64,
     /// How often an answer about it never came.
     pub(super) answers_lost: u64,
+    /// The leases under which a poller had it, and since when.
+    pub(super) claimed: Vec<(i64, &'a str)>,
     pub(super) settled: Vec<Settled<'a>>,
     pub(super) changed: Vec<Changed<'a>>,
     /// When it was first heard of, before the database was looked at.
@@ -134,14 +136,10 @@ impl<'a> Evidence<'a> {
         next.is_some_and(|(end, by_itself)| *by_itself && *end <= at.saturating_add(micros))
     }
 
-    /// Whether the server had crashed before a moment.
-    pub(super) fn taken_back_before(&self, at: i64) -> bool {
-        self.taken_back.iter().any(|crash| *crash <= at)
-    }
-
-    /// Whether the server crashed within that many microseconds after a moment.
+    /// Whether the server was broken at a moment, or within that many microseconds after it, in a way that takes back
+    /// what did not wait for the disk.
     pub(super) fn taken_back_within(&self, at: i64, micros: i64) -> bool {
-        self.taken_back.iter().any(|crash| (at..=at.saturating_add(micros)).contains(crash))
+        self.taken_back.iter().any(|(broken, mended)| *broken <= at.saturating_add(micros) && at <= *mended)
     }
 
     fn take(&mut self, entry: &'a Entry) {
@@ -164,18 +162,22 @@ impl<'a> Evidence<'a> {
                 self.unanswered += ids.len() as u64;
                 ids.iter().for_each(|id| self.take_of_event(id, entry));
             }
+            What::Claimed { ids, .. } => ids.iter().for_each(|id| self.take_of_event(id, entry)),
             What::Silent => {
                 self.fallen.push((&entry.who, "it delivered nothing although everything was mended".to_owned()));
             }
             What::Broken { fault, .. } => {
                 self.fault(fault).broken += 1;
-                // PostgreSQL's claims do not wait for the disk; those of the others do, or nothing but a power cut undoes them.
-                let undoes = matches!(&**fault, "database-crash" | "disk-full");
-                if undoes && self.run.is_some_and(|run| run.database == "postgres") {
-                    self.taken_back.push(entry.at);
+                if self.takes_back(fault) {
+                    self.taken_back.push((entry.at, i64::MAX));
                 }
             }
             What::Mended { fault, effects } => {
+                if self.takes_back(fault)
+                    && let Some((_, mended)) = self.taken_back.last_mut()
+                {
+                    *mended = entry.at;
+                }
                 let fault = self.fault(fault);
                 fault.mended += 1;
                 fault.effects = fault.effects.saturating_add(*effects);
@@ -189,6 +191,11 @@ impl<'a> Evidence<'a> {
                 }
             }
         }
+    }
+
+    /// PostgreSQL's claims do not wait for the disk. Those of the others do, or nothing but a power cut undoes them.
+    fn takes_back(&self, fault: &str) -> bool {
+        matches!(fault, "database-crash" | "disk-full") && self.run.is_some_and(|run| run.database == "postgres")
     }
 
     fn take_of_event(&mut self, id: &'a str, entry: &'a Entry) {
@@ -232,6 +239,7 @@ impl<'a> Evidence<'a> {
             }
             What::Refused { .. } => event.refused += 1,
             What::AnswerLost { .. } => event.answers_lost += 1,
+            What::Claimed { lease, .. } => event.claimed.push((entry.at, lease)),
             What::Settled { lease, action, applied, .. } => {
                 event.settled.push(Settled { at: entry.at, who: &entry.who, lease, action, applied: *applied });
                 if *applied && action == "dead" {
@@ -288,7 +296,7 @@ pub(super) fn is_final(status: &str) -> bool {
 
 /// The events that an entry is about, where it may be about several.
 pub(super) fn subjects(what: &What) -> impl Iterator<Item = &str> {
-    let several = if let What::AnswerLost { ids } = what { &ids[..] } else { &[] };
+    let several = if let What::AnswerLost { ids } | What::Claimed { ids, .. } = what { &ids[..] } else { &[] };
     subject(what).into_iter().chain(several.iter().map(String::as_str))
 }
 
@@ -316,6 +324,7 @@ pub(super) fn subject(what: &What) -> Option<&str> {
         | What::DidNotEnd
         | What::Silent
         | What::AnswerLost { .. }
+        | What::Claimed { .. }
         | What::Broken { .. }
         | What::Mended { .. }
         | What::Healed { .. }

@@ -177,6 +177,11 @@ pub(crate) fn taken_over(id: &str, lease: [&str; 2], held_ms: Option<i64>) -> Wh
     What::Changed { id: id.to_owned(), status, lease, held_ms }
 }
 
+/// Rows that a relay claimed.
+pub(crate) fn claimed(lease: &str, ids: &[&str]) -> What {
+    What::Claimed { lease: lease.to_owned(), ids: ids.iter().map(|id| (*id).to_owned()).collect() }
+}
+
 pub(crate) fn answer_lost(ids: &[&str]) -> What {
     What::AnswerLost { ids: ids.iter().map(|id| (*id).to_owned()).collect() }
 }

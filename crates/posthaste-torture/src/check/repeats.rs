@@ -7,7 +7,7 @@
 //! - The process was ending, could not write the outcome in time, and gave the event back.
 //! - The server crashed, and the lease was gone afterwards, because claims do not wait for the disk.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::evidence::{Event, Evidence, Settled};
 use super::fence;
@@ -29,17 +29,12 @@ pub(super) fn explained(evidence: &Evidence<'_>, event: &Event<'_>) -> u64 {
     event.repeats().min(reasons)
 }
 
-/// Leases of which the database knows nothing after it had crashed: it refused an outcome under them, and has noted no other
-/// end of them. Or nobody was left to write one, of an event that was received right before.
+/// Leases that a relay was told it had, right before the server crashed, and of whose end the database knows nothing: after
+/// the crash nobody had the row.
 fn taken_back(evidence: &Evidence<'_>, event: &Event<'_>) -> u64 {
-    let noted = |lease: &str| event.changed.iter().any(|changed| changed.lease[0] == Some(lease));
-    let gone = event
-        .settled
-        .iter()
-        .filter(|settled| !settled.applied && !noted(settled.lease) && evidence.taken_back_before(settled.at));
-    let gone: HashSet<&str> = gone.map(|settled| settled.lease).collect();
-    let unheard = event.received_at.is_some_and(|at| evidence.taken_back_within(at, NOT_ON_DISK));
-    (gone.len() as u64).max(u64::from(unheard))
+    let ended = |lease: &str| event.changed.iter().any(|changed| changed.lease[0] == Some(lease));
+    let gone = |(at, lease): &&(i64, &str)| !ended(lease) && evidence.taken_back_within(*at, NOT_ON_DISK);
+    event.claimed.iter().filter(gone).count() as u64
 }
 
 /// Leases that were given back at the end of a process; or nobody says by whom, because the database's answer was lost.

@@ -84,37 +84,42 @@ fn crash(planted: &mut Planted, millis: i64, database: &str) {
 
 #[test]
 fn a_lease_that_a_crash_took_back_explains_one() {
-    let refused = |planted: &mut Planted| planted.add(8000, "relay-1", settled("a2", "r1/9", "done", false));
+    let claim = |planted: &mut Planted| planted.add(3000, "relay-1", claimed("r1/9", &["a1", "a2"]));
     is_valid(|planted| {
         repeat(planted, "a2", 1);
-        crash(planted, 7000, "postgres");
-        refused(planted);
+        claim(planted);
+        crash(planted, 3900, "postgres");
     });
-    // Not if it came later, nor on a database that waits for the disk.
-    unexplained(0, |planted| {
-        crash(planted, 8001, "postgres");
-        refused(planted);
-    });
-    unexplained(0, |planted| {
-        crash(planted, 7000, "mariadb");
-        refused(planted);
-    });
-    // Nor if the end of the lease was noted.
+    // Not if the crash came when the claim was on disk, nor if it was over before it, nor on a database that waits for it.
+    for (crashed, database) in [(4200, "postgres"), (2900, "postgres"), (3900, "mariadb")] {
+        unexplained(0, |planted| {
+            claim(planted);
+            crash(planted, crashed, database);
+        });
+    }
+    // Nor if there was no claim, or its end was noted, which explains one by itself.
+    unexplained(0, |planted| crash(planted, 3900, "postgres"));
     unexplained(1, |planted| {
-        crash(planted, 7000, "postgres");
-        planted.add(6500, "database", taken_over("a2", ["r1/9", "r2/2"], Some(700)));
-        refused(planted);
+        claim(planted);
+        crash(planted, 3900, "postgres");
+        planted.add(3950, "database", taken_over("a2", ["r1/9", "r2/2"], Some(700)));
     });
 }
 
 #[test]
-fn a_crash_right_after_a_delivery_explains_one() {
+fn a_lease_is_taken_back_as_long_as_the_disk_is_full() {
+    let fill = |planted: &mut Planted, mended: i64| {
+        planted.on("postgres");
+        let fault = "disk-full".to_owned();
+        planted.add(2500, "nemesis", What::Broken { fault: fault.clone(), detail: String::new() });
+        planted.add(mended, "nemesis", What::Mended { fault, effects: 1 });
+        planted.add(3000, "relay-1", claimed("r1/9", &["a2"]));
+    };
     is_valid(|planted| {
         repeat(planted, "a2", 1);
-        crash(planted, 3900, "postgres");
+        fill(planted, 3500);
     });
-    unexplained(0, |planted| crash(planted, 4200, "postgres"));
-    unexplained(0, |planted| crash(planted, 3000, "postgres"));
+    unexplained(0, |planted| fill(planted, 2900));
 }
 
 #[test]
