@@ -54,7 +54,7 @@ pub(crate) trait Subject {
     /// A transaction with a business row alone.
     async fn write_bare(store: &Self::Store) -> anyhow::Result<()>;
 
-    /// A transaction with a business row and events.
+    /// A transaction with a business row and events, whose rows have what those of the outbox have.
     async fn write_by_hand(store: &Self::Store, events: &[Event]) -> anyhow::Result<()>;
 
     /// Claims and completes until nothing is left, [`BATCH`] rows at a time.

@@ -311,8 +311,8 @@ pub async fn case_58_backlog<F: Fixture>(fixture: F) {
     meter.until("all are delivered", |tally| tally.delivered as usize == F::BACKLOG).await;
     assert_eq!(*delivered.borrow(), F::BACKLOG);
     let limits = faults.limits();
-    assert_eq!(limits[..3], [50, 100, 200], "each full claim doubles the next");
-    assert!(limits.iter().all(|limit| *limit <= 1000));
+    assert_eq!(limits[..3], [50, 200, 800], "each full claim is followed by a larger one");
+    assert!(limits.iter().all(|limit| *limit <= Options::default().cold_queue));
     assert!(limits.len() < F::BACKLOG / 100, "{} claims for {} rows", limits.len(), F::BACKLOG);
     outbox.shutdown().await;
     assert_eq!(counts(outbox.store()).await.done as usize, F::BACKLOG);
@@ -329,7 +329,7 @@ pub async fn case_58_exactly_full<F: Fixture>(fixture: F) {
     meter.until("all are delivered", |tally| tally.delivered == 50).await;
     faults.until(Call::Claim, 2).await;
     settle_down().await;
-    assert_eq!(faults.limits(), [50, 100], "an empty table is not asked again and again");
+    assert_eq!(faults.limits(), [50, 200], "an empty table is not asked again and again");
     // The next backlog begins with a small claim again.
     write(&outbox, event("Hot")).await;
     outbox.wake();

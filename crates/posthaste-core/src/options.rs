@@ -34,7 +34,8 @@ pub struct Options {
     pub workers: usize,
     /// How many events wait in memory on the hot path; what does not fit is left to the poller. Default 1000.
     pub hot_queue: usize,
-    /// How many claimed events wait in memory. Default 1000.
+    /// How many claimed events wait in memory. Default 2000: half of it is worked on while the other half is claimed, and a
+    /// claim of 1000 rows is worth its round trip.
     pub cold_queue: usize,
     /// How long a listener may take for one event or batch, unless it says otherwise. Default 60 s: a listener that
     /// hangs for ever would take its worker with it.
@@ -44,8 +45,8 @@ pub struct Options {
     /// writes of this process wake the poller by themselves.
     #[serde(with = "compact::required")]
     pub poll_interval: Duration,
-    /// How many rows the first claim of a backlog takes; each full claim doubles it, up to the free room in the cold
-    /// queue. Default 50.
+    /// How many rows the first claim of a backlog takes; each full claim is followed by one four times as large, up to the
+    /// free room in the cold queue. Default 50.
     pub poll_batch: usize,
     /// How old a row must be before it is claimed. Default 0: rows of other processes' hot paths are leased from birth,
     /// so there is nothing to wait for.
@@ -106,7 +107,7 @@ impl Default for Options {
             owner: None,
             workers: 4,
             hot_queue: 1000,
-            cold_queue: 1000,
+            cold_queue: 2000,
             listener_time_limit: Duration::from_secs(60),
             poll_interval: Duration::from_secs(5),
             poll_batch: 50,

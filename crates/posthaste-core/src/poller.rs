@@ -57,10 +57,13 @@ pub trait Source: Send + Sync + 'static {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
+/// How many times as large a batch is as the full one before it.
+const GROWTH: usize = 4;
+
 /// Claims rows that are due and hands them to a handler.
 ///
-/// Polls at once when it starts, again at once after a full batch, with twice the batch, and otherwise when something
-/// wakes it: a write, a retry or a delay that is due, the interval. Errors are tried again with a growing, random delay.
+/// Polls at once when it starts, again at once after a full batch, with a larger one, and otherwise when something wakes
+/// it: a write, a retry or a delay that is due, the interval. Errors are tried again with a growing, random delay.
 /// Cheap to clone; when the last clone is dropped it stops.
 #[derive(Clone)]
 pub struct Poller {
@@ -172,7 +175,7 @@ impl Inner {
                         // There may be a backlog behind a full queue: wait for room that makes a claim worth its trip.
                         self.wait_for_room(batch).await;
                     } else if polled.full {
-                        batch = batch.saturating_mul(2);
+                        batch = batch.saturating_mul(GROWTH);
                         self.wait_for_room(batch).await;
                     } else {
                         batch = self.options.poll_batch;

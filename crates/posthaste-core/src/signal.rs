@@ -44,16 +44,16 @@ pub(crate) struct Signals {
 #[derive(Default)]
 struct Outgoing {
     due: AtomicBool,
-    /// Commits so far.
-    commits: AtomicU64,
+    /// Rows committed so far.
+    rows: AtomicU64,
     changed: Notify,
 }
 
-/// When commits come faster than this, per second, signals pause in between, and many commits share one. Whoever waits for
-/// one of so many events waits for those before it in any case. Slower ones are signalled at once, each.
-const MANY_COMMITS: f64 = 2000.0;
+/// When rows come faster than this, per second, signals pause in between, and many commits share one. Whoever waits for
+/// one of so many events waits for those before it in any case. Slower ones are signalled at once, each commit.
+const MANY_ROWS: f64 = 2000.0;
 
-/// Over how long commits are counted, at least.
+/// Over how long rows are counted, at least.
 const COUNTED: Duration = Duration::from_millis(10);
 
 /// A signal that takes longer than this is followed by a pause in any case, as long as it took, and at most so long: then
@@ -63,7 +63,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
 /// The least pause, and how many times as long as the signal took: so that of a busy database signals take a tenth of one
 /// connection at most.
-const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_FACTOR: u32 = 8;
 
 /// How long a shutdown waits for the last signal.
@@ -92,10 +92,11 @@ impl Signals {
 
     /// Rows were committed, or may have been. Those that this process has leased are its own business.
     pub(crate) fn committed(&self, rows: &[NewRow]) {
-        if rows.iter().all(|row| row.lease.is_some()) {
+        let for_others = rows.iter().filter(|row| row.lease.is_none()).count() as u64;
+        if for_others == 0 {
             return;
         }
-        self.outgoing.commits.fetch_add(1, Ordering::Relaxed);
+        self.outgoing.rows.fetch_add(for_others, Ordering::Relaxed);
         if !self.outgoing.due.swap(true, Ordering::AcqRel) {
             self.outgoing.changed.notify_one();
         }
@@ -113,26 +114,26 @@ impl Signals {
     }
 }
 
-/// How fast commits come.
+/// How fast rows come.
 struct Pace {
     since: Instant,
-    commits: u64,
+    rows: u64,
     per_second: f64,
 }
 
 impl Pace {
     fn new() -> Self {
-        Self { since: Instant::now(), commits: 0, per_second: 0.0 }
+        Self { since: Instant::now(), rows: 0, per_second: 0.0 }
     }
 
-    /// Whether there are too many commits for a signal each.
-    fn is_too_fast(&mut self, commits: u64) -> bool {
+    /// Whether there are too many rows for a signal per commit.
+    fn is_too_fast(&mut self, rows: u64) -> bool {
         let elapsed = self.since.elapsed();
         if elapsed >= COUNTED {
-            self.per_second = (commits - self.commits) as f64 / elapsed.as_secs_f64();
-            (self.since, self.commits) = (Instant::now(), commits);
+            self.per_second = (rows - self.rows) as f64 / elapsed.as_secs_f64();
+            (self.since, self.rows) = (Instant::now(), rows);
         }
-        self.per_second > MANY_COMMITS
+        self.per_second > MANY_ROWS
     }
 }
 
@@ -156,7 +157,7 @@ async fn tell(signal: Arc<dyn Signal>, outgoing: Arc<Outgoing>, stop: Cancellati
             return;
         }
         let took = began_at.elapsed();
-        let pause = match pace.is_too_fast(outgoing.commits.load(Ordering::Relaxed)) {
+        let pause = match pace.is_too_fast(outgoing.rows.load(Ordering::Relaxed)) {
             true => PAUSE.max(took * PAUSE_FACTOR),
             false if took < QUICK => continue,
             false => took.min(LONGEST_PAUSE),
@@ -241,6 +242,20 @@ mod tests {
         signals.committed(&[row()]);
         signals.close().await;
         assert_eq!(counting.sent.load(Ordering::Relaxed), before + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn commits_of_many_rows_share_signals_too() {
+        let counting = Arc::new(Counting::default());
+        let signals = Signals::start(Arc::clone(&counting) as Arc<_>, None, Jitter::seeded(1));
+        let rows: Vec<_> = (0..100).map(|_| row()).collect();
+        for _ in 0..1000 {
+            signals.committed(&rows);
+            sleep(Duration::from_millis(1)).await;
+        }
+        let sent = counting.sent.load(Ordering::Relaxed);
+        assert!((50..=200).contains(&sent), "{sent} signals for a thousand commits of a hundred rows");
+        signals.close().await;
     }
 
     #[tokio::test(start_paused = true)]

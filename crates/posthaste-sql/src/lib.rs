@@ -27,10 +27,14 @@ mod dialect;
 mod failover;
 #[cfg(feature = "mysql")]
 mod finish;
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+mod many;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod migrate;
 #[cfg(feature = "mysql")]
 mod mysql;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod plain;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]

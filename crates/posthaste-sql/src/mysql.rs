@@ -4,7 +4,6 @@ mod admin;
 mod claim;
 mod fault;
 mod insert;
-mod many;
 mod mark;
 mod migrate;
 mod patience;
@@ -29,10 +28,10 @@ use tokio_util::task::TaskTracker;
 use crate::dialect::Slots;
 use crate::failover::{Failover, Writable};
 use crate::finish::finish;
+use crate::many::Many;
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
-use many::Many;
 use mark::Mark;
 use patience::Patience;
 use server::Server;
@@ -70,6 +69,8 @@ pub struct MySqlStore {
 struct Statements {
     slots: Slots<SqlStr>,
     insert: Many,
+    insert_plain: Many,
+    insert_leased: Many,
     taken: Many,
     claim_skipping: SqlStr,
     lease_claimed: Many,
@@ -88,9 +89,12 @@ struct Statements {
 impl Statements {
     fn new(table: TableName) -> Self {
         let slots = &sql::DIALECT.slots;
-        let many = |template, row| Many::new(template, row, ", ", &table);
+        let many = |template, row| Many::new(&sql::DIALECT.fill(template, &table), row, ", ");
+        let settle_other = sql::DIALECT.fill(slots.settle_other, &table);
         Self {
             insert: many(slots.insert, sql::INSERT_ROW),
+            insert_plain: many(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
+            insert_leased: many(sql::INSERT_LEASED, sql::INSERT_LEASED_ROW),
             taken: many(slots.taken, sql::VALUE),
             claim_skipping: sql::DIALECT.statement(&(slots.claim.to_owned() + sql::SKIP_LOCKED), &table),
             lease_claimed: many(sql::LEASE_CLAIMED, sql::VALUE),
@@ -98,7 +102,7 @@ impl Statements {
             settle_done: many(slots.settle_done, sql::LEASE),
             delete_done_by_seq: many(slots.delete_done_by_seq, sql::VALUE),
             delete_done: many(slots.delete_done, sql::LEASE),
-            settle_other: Many::new(slots.settle_other, sql::CHANGE, " UNION ALL ", &table),
+            settle_other: Many::new(&settle_other, sql::CHANGE, " UNION ALL "),
             held: many(slots.held, sql::LEASE),
             renew: many(slots.renew, sql::LEASE),
             probe: sql::DIALECT.statement(sql::PROBE, &table),

@@ -16,7 +16,7 @@ mod tx;
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use posthaste_core::EventId;
@@ -33,7 +33,10 @@ use crate::tls;
 use crate::url::{Scheme, expect};
 use low_water::LowWater;
 use partition::Partitioned;
-use sql::{CHANNEL, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, INSERT_PLAIN, NOTIFY, SETTLE_AND_DELETE_DONE};
+use sql::{
+    CHANNEL, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, INSERT_PLAIN, NOTIFY,
+    SETTLE_AND_DELETE_DONE,
+};
 
 pub use partition::Partitions;
 
@@ -68,6 +71,8 @@ pub struct PgStore {
     wake_ups: bool,
     deletes_done: bool,
     partitioned: Option<Arc<Partitioned>>,
+    /// Whether the table is in no partitions, as the server says. Somebody may have put it into some and not told us.
+    one_table: Arc<OnceLock<bool>>,
     low_water: Arc<LowWater>,
 }
 
@@ -77,6 +82,7 @@ struct Statements {
     slots: Slots<SqlStr>,
     insert_one: SqlStr,
     insert_plain: SqlStr,
+    claim_from_one_table: SqlStr,
     claim_from_partitions: SqlStr,
     settle_and_delete_done: SqlStr,
     notify: SqlStr,
@@ -89,6 +95,7 @@ impl Statements {
             slots: DIALECT.statements(&table),
             insert_one: DIALECT.statement(INSERT_ONE, &table),
             insert_plain: DIALECT.statement(INSERT_PLAIN, &table),
+            claim_from_one_table: DIALECT.statement(CLAIM_FROM_ONE_TABLE, &table),
             claim_from_partitions: DIALECT.statement(CLAIM_FROM_PARTITIONS, &table),
             settle_and_delete_done: DIALECT.statement(SETTLE_AND_DELETE_DONE, &table),
             notify: DIALECT.statement(NOTIFY, &table),
@@ -105,8 +112,8 @@ impl PgStore {
     pub fn new(pool: PgPool) -> Self {
         let sql = Arc::new(Statements::new(TableName::default()));
         let (failover, partitioned) = (Failover::default(), None);
-        let low_water = Arc::default();
-        Self { pool, failover, sql, wake_ups: true, deletes_done: false, partitioned, low_water }
+        let (one_table, low_water) = (Arc::default(), Arc::default());
+        Self { pool, failover, sql, wake_ups: true, deletes_done: false, partitioned, one_table, low_water }
     }
 
     /// A store at a `postgres:` URL, with a pool of up to 10 connections.
@@ -162,6 +169,7 @@ impl PgStore {
     pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
         self.sql = Arc::new(Statements::new(TableName::parse(table)?));
         // What is known of one table says nothing of another.
+        self.one_table = Arc::default();
         self.partitioned = self.partitioned.map(|partitioned| Arc::new(partitioned.anew()));
         self.low_water = Arc::default();
         Ok(self)

@@ -25,6 +25,7 @@ use sqlx::SqlStr;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use crate::dialect::Slots;
+use crate::many::Many;
 use crate::table::TableName;
 use crate::url::{Scheme, expect};
 use gate::{Gate, Patience};
@@ -65,12 +66,19 @@ pub struct SqliteStore {
 struct Statements {
     table: TableName,
     slots: Slots<SqlStr>,
-    inserts: insert::Inserts,
+    insert: Many,
+    insert_plain: Many,
 }
 
 impl Statements {
     fn new(table: TableName) -> Self {
-        Self { slots: sql::DIALECT.statements(&table), inserts: insert::Inserts::new(&table), table }
+        let many = |template, row| Many::new(&sql::DIALECT.fill(template, &table), row, ", ");
+        Self {
+            insert: many(sql::DIALECT.slots.insert, sql::INSERT_ROW),
+            insert_plain: many(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
+            slots: sql::DIALECT.statements(&table),
+            table,
+        }
     }
 }
 

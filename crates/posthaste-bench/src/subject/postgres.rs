@@ -114,8 +114,8 @@ impl Subject for Postgres {
         Self::order(&mut tx).await?;
         if let [event] = events {
             sqlx::query(
-                "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload) \
-                 VALUES ($1, $2, $3, $4, $5)",
+                "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload, content_type, \
+                 occurred_at) VALUES ($1, $2, $3, $4, $5, 'application/json', now())",
             )
             .bind(event.id().as_str())
             .bind(event.event_type())
@@ -126,8 +126,9 @@ impl Subject for Postgres {
             .await?;
         } else {
             sqlx::query(
-                "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload) \
-                 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])",
+                "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload, content_type, \
+                 occurred_at) SELECT *, 'application/json', now() \
+                 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])",
             )
             .bind(events.iter().map(|event| event.id().as_str()).collect::<Vec<_>>())
             .bind(events.iter().map(Event::event_type).collect::<Vec<_>>())

@@ -91,14 +91,17 @@ impl Subject for Sqlite {
         let mut tx = store.pool().begin_with("BEGIN IMMEDIATE").await?;
         Self::order(&mut tx).await?;
         let mut insert = QueryBuilder::new(
-            "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload) ",
+            "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload, content_type, \
+             occurred_at) ",
         );
         insert.push_values(events, |mut row, event| {
             row.push_bind(event.id().as_str())
                 .push_bind(event.event_type())
                 .push_bind(event.aggregate_type())
                 .push_bind(event.aggregate_id())
-                .push_bind(event.payload().as_json());
+                .push_bind(event.payload().as_json())
+                .push("'application/json'")
+                .push("CAST(unixepoch() * 1000000 AS INTEGER)");
         });
         insert.build().execute(&mut *tx).await?;
         Ok(tx.commit().await?)

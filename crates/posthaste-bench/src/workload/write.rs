@@ -133,13 +133,14 @@ async fn hot<S: Subject>(subject: &S, writing: Duration) -> anyhow::Result<f64> 
 }
 
 async fn write_ours<S: Subject>(outbox: &Outbox<S::Store>, number: usize, events: usize) -> anyhow::Result<()> {
+    // Made before the transaction, as by hand.
     let payload = payload(200);
+    let mut events: Vec<_> = (0..events).map(|_| event(number, &payload)).collect();
     let mut tx = outbox.begin().await?;
     S::order(&mut tx).await?;
-    if events == 1 {
-        tx.write(event(number, &payload)).await?;
-    } else {
-        tx.write_all((0..events).map(|_| event(number, &payload))).await?;
+    match events.len() {
+        1 => _ = tx.write(events.remove(0)).await?,
+        _ => _ = tx.write_all(events).await?,
     }
     Ok(tx.commit().await?)
 }

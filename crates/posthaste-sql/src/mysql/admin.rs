@@ -7,12 +7,12 @@ use posthaste_core::store::{
 use sqlx::{MySql, QueryBuilder};
 
 use super::insert::length;
-use super::many::MOST;
 use super::patience::Patience;
 use super::sql::DIALECT;
 use super::{MySqlStore, patiently, row};
 use crate::admin::{limit, push_filter};
 use crate::finish::finish;
+use crate::many::MOST;
 
 impl AdminStore for MySqlStore {
     fn counts(&self) -> BoxFuture<'_, Result<Counts, Error>> {

@@ -9,9 +9,9 @@ use posthaste_core::{EventId, Timestamp};
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 
 use super::insert::{length, moment};
-use super::many::MOST;
 use super::{MySqlStore, row, settle};
 use crate::admin::limit;
+use crate::many::MOST;
 
 /// When to look again at what somebody else had locked. Locks on rows are held for a few round trips.
 const SOON: Duration = Duration::from_millis(5);

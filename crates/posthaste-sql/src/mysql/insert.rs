@@ -6,12 +6,13 @@ use std::time::Duration;
 use posthaste_core::event::{Availability, Payload};
 use posthaste_core::store::{Error, Lease, NewRow};
 use posthaste_core::{EventId, Timestamp};
-use sqlx::Executor;
 use sqlx::mysql::{MySql, MySqlArguments, MySqlConnection};
 use sqlx::query::{Query, QueryScalar};
+use sqlx::{Executor, SqlStr};
 
-use super::many::MOST;
 use super::{MySqlStore, fault};
+use crate::many::{MOST, Many};
+use crate::plain::are_plain;
 
 /// Bytes of an insert that every server takes. Only beyond them is it asked how many it takes; the smallest default is
 /// 16 MB.
@@ -22,10 +23,17 @@ const ROW_BYTES: usize = 1024;
 
 impl MySqlStore {
     pub(super) async fn insert_rows(&self, connection: &mut MySqlConnection, rows: &[NewRow]) -> Result<(), Error> {
-        let inserted = match self.cut(connection, rows).await.map_err(|error| self.fault(error))?.as_slice() {
-            [] => return Ok(()),
-            [only] => self.insert_cut(connection, only).await,
-            cuts => self.insert_cuts(connection, cuts).await,
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let insert = Insert::of(rows);
+        let small = rows.iter().map(bytes).sum::<usize>() <= SURELY_ACCEPTED;
+        let inserted = match self.statement(insert).exactly(rows.len()).filter(|_| small) {
+            Some(sql) => insert.bind(sql, rows).execute(&mut *connection).await.map(drop),
+            None => {
+                let most = self.most_bytes(connection, small).await.map_err(|error| self.fault(error))?;
+                self.insert_cuts(connection, insert, &self.cut(insert, rows, most)).await
+            }
         };
         match inserted {
             Err(error) if fault::is_duplicate(&error) => Err(self.duplicate(connection, rows).await),
@@ -33,18 +41,25 @@ impl MySqlStore {
         }
     }
 
+    fn statement(&self, insert: Insert) -> &Many {
+        match insert {
+            Insert::Plain => &self.sql.insert_plain,
+            Insert::Leased => &self.sql.insert_leased,
+            Insert::Any => &self.sql.insert,
+        }
+    }
+
+    /// How many bytes of rows go into one statement.
+    async fn most_bytes(&self, connection: &mut MySqlConnection, small: bool) -> Result<usize, sqlx::Error> {
+        if small {
+            return Ok(SURELY_ACCEPTED);
+        }
+        // Half of it, because the estimate is rough.
+        Ok(self.server(connection).await?.max_allowed_packet / 2)
+    }
+
     /// The rows, cut to what goes into one statement each.
-    async fn cut<'a>(
-        &self,
-        connection: &mut MySqlConnection,
-        mut rows: &'a [NewRow],
-    ) -> Result<Vec<&'a [NewRow]>, sqlx::Error> {
-        let most = if rows.iter().map(bytes).sum::<usize>() > SURELY_ACCEPTED {
-            // Half of it, because the estimate is rough.
-            self.server(connection).await?.max_allowed_packet / 2
-        } else {
-            SURELY_ACCEPTED
-        };
+    fn cut<'a>(&self, insert: Insert, mut rows: &'a [NewRow], most: usize) -> Vec<&'a [NewRow]> {
         let mut cuts = Vec::new();
         while !rows.is_empty() {
             let mut sums = rows.iter().scan(0, |sum, row| {
@@ -52,26 +67,26 @@ impl MySqlStore {
                 Some(*sum)
             });
             let fitting = sums.position(|sum| sum > most).unwrap_or(rows.len());
-            let (cut, rest) = rows.split_at(self.sql.insert.at_most(fitting).1);
+            let (cut, rest) = rows.split_at(self.statement(insert).at_most(fitting).1);
             cuts.push(cut);
             rows = rest;
         }
-        Ok(cuts)
-    }
-
-    async fn insert_cut(&self, connection: &mut MySqlConnection, rows: &[NewRow]) -> Result<(), sqlx::Error> {
-        let (sql, _) = self.sql.insert.at_most(rows.len());
-        rows.iter().fold(sqlx::query(sql), bind).execute(connection).await?;
-        Ok(())
+        cuts
     }
 
     /// Several statements: a savepoint makes them all or none within a transaction that may go on after an error.
     ///
     /// It is set by hand: dropped at the wrong moment, a savepoint of sqlx rolls back the transaction around it.
-    async fn insert_cuts(&self, connection: &mut MySqlConnection, cuts: &[&[NewRow]]) -> Result<(), sqlx::Error> {
+    async fn insert_cuts(
+        &self,
+        connection: &mut MySqlConnection,
+        insert: Insert,
+        cuts: &[&[NewRow]],
+    ) -> Result<(), sqlx::Error> {
         connection.execute("SAVEPOINT posthaste_insert").await?;
         for cut in cuts {
-            if let Err(error) = self.insert_cut(connection, cut).await {
+            let (sql, _) = self.statement(insert).at_most(cut.len());
+            if let Err(error) = insert.bind(sql, cut).execute(&mut *connection).await {
                 // A lost deadlock has rolled back the whole transaction, and the savepoint with it.
                 if fault::is_duplicate(&error) {
                     connection.execute("ROLLBACK TO SAVEPOINT posthaste_insert").await?;
@@ -111,10 +126,39 @@ fn bytes(row: &NewRow) -> usize {
     row.event.payload().len() + headers + ROW_BYTES
 }
 
-type Insert<'q> = Query<'q, MySql, MySqlArguments>;
+/// Which columns an insert names.
+#[derive(Clone, Copy)]
+enum Insert {
+    /// All that an event may have.
+    Any,
+    /// Those that events of the usual kind have.
+    Plain,
+    /// The same, and a lease.
+    Leased,
+}
+
+impl Insert {
+    fn of(rows: &[NewRow]) -> Self {
+        let leased = rows.iter().filter(|row| row.lease.is_some()).count();
+        match are_plain(rows) {
+            true if leased == 0 => Self::Plain,
+            true if leased == rows.len() => Self::Leased,
+            _ => Self::Any,
+        }
+    }
+
+    fn bind(self, sql: SqlStr, rows: &[NewRow]) -> Query<'_, MySql, MySqlArguments> {
+        let query = sqlx::query(sql);
+        match self {
+            Self::Any => rows.iter().fold(query, bind),
+            Self::Plain => rows.iter().fold(query, bind_plain),
+            Self::Leased => rows.iter().fold(query, bind_leased),
+        }
+    }
+}
 
 /// Binds the values of a row, in the order of the columns in the insert.
-fn bind<'q>(query: Insert<'q>, row: &'q NewRow) -> Insert<'q> {
+fn bind<'q>(query: Query<'q, MySql, MySqlArguments>, row: &'q NewRow) -> Query<'q, MySql, MySqlArguments> {
     let event = &row.event;
     let headers = (!event.headers().is_empty())
         .then(|| serde_json::to_string(event.headers()).expect("a map of strings is JSON"));
@@ -143,6 +187,24 @@ fn bind<'q>(query: Insert<'q>, row: &'q NewRow) -> Insert<'q> {
         .bind(since_1970)
         .bind(row.lease.as_ref().map(Lease::as_str))
         .bind(row.lease.is_some())
+}
+
+/// The same for a row of the usual kind.
+fn bind_plain<'q>(query: Query<'q, MySql, MySqlArguments>, row: &'q NewRow) -> Query<'q, MySql, MySqlArguments> {
+    let event = &row.event;
+    query
+        .bind(event.id().as_str())
+        .bind(event.event_type())
+        .bind(event.aggregate_type())
+        .bind(event.aggregate_id())
+        .bind(event.content_type())
+        .bind(event.payload().as_json())
+        .bind(moment(event.occurred_at()))
+}
+
+/// The same for one with a lease.
+fn bind_leased<'q>(query: Query<'q, MySql, MySqlArguments>, row: &'q NewRow) -> Query<'q, MySql, MySqlArguments> {
+    bind_plain(query, row).bind(row.lease.as_ref().map(Lease::as_str))
 }
 
 /// The first moment of the year 1 and the last of 9999, between which the servers can calculate.

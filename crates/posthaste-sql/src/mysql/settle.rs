@@ -8,7 +8,7 @@ use sqlx::query::Query;
 
 use super::MySqlStore;
 use super::insert::length;
-use super::many::MOST;
+use crate::many::MOST;
 
 impl MySqlStore {
     pub(super) async fn try_settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, sqlx::Error> {

@@ -139,6 +139,30 @@ pub(super) const INSERT_ROW: &str = concat!(
      ?, IF(?, UTC_TIMESTAMP(6), NULL), UTC_TIMESTAMP(6), 0, 0)"
 );
 
+/// The columns of rows of the usual kind: of JSON, to be delivered at once, without anything that an event need not have.
+macro_rules! insert_plain {
+    ($lease:literal) => {
+        concat!(
+            "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, content_type, payload, occurred_at, \
+             created_at, available_at",
+            $lease,
+            ") VALUES {rows}"
+        )
+    };
+}
+
+/// One of them.
+macro_rules! insert_plain_row {
+    ($lease:literal) => {
+        concat!("(?, ?, ?, ?, ?, ?, ", moment!(), ", UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)", $lease, ")")
+    };
+}
+
+pub(super) const INSERT_PLAIN: &str = insert_plain!("");
+pub(super) const INSERT_PLAIN_ROW: &str = insert_plain_row!("");
+pub(super) const INSERT_LEASED: &str = insert_plain!(", locked_at, locked_by");
+pub(super) const INSERT_LEASED_ROW: &str = insert_plain_row!(", UTC_TIMESTAMP(6), ?");
+
 /// One of many values.
 pub(super) const VALUE: &str = "?";
 

@@ -81,7 +81,13 @@ impl PgStore {
         claim: &Claim,
         since: Option<Timestamp>,
     ) -> Result<Take, sqlx::Error> {
-        let sql = if self.partitioned.is_some() { &self.sql.claim_from_partitions } else { &self.sql.slots.claim };
+        let sql = if self.partitioned.is_some() {
+            &self.sql.claim_from_partitions
+        } else if self.is_one_table(connection).await? {
+            &self.sql.claim_from_one_table
+        } else {
+            &self.sql.slots.claim
+        };
         let query = sqlx::query(sql.clone())
             .bind(claim.lease.as_str())
             .bind(interval(claim.skip_recent))
@@ -106,6 +112,15 @@ impl PgStore {
             );
         }
         Ok(take)
+    }
+
+    /// Whether the table is in no partitions. Asked once.
+    async fn is_one_table(&self, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+        if let Some(one_table) = self.one_table.get() {
+            return Ok(*one_table);
+        }
+        let partitioned = self.ask_whether_partitioned(connection).await?;
+        Ok(partitioned.is_some_and(|partitioned| *self.one_table.get_or_init(|| !partitioned)))
     }
 
     /// In how long to look again after a claim that was not full. Soon, if something has become due since it looked, or is

@@ -10,6 +10,7 @@ use sqlx::postgres::types::PgInterval;
 
 use super::moment::{Moment, interval};
 use super::{PgStore, fault};
+use crate::plain::are_plain;
 
 /// The most rows, and about the most bytes of payload, in one statement: a message of PostgreSQL has at most 1 GB.
 const MOST_ROWS: usize = 10_000;
@@ -58,8 +59,7 @@ impl PgStore {
             rows.iter().map(|row| value(&row.event)).collect()
         }
         let leases: Vec<_> = rows.iter().map(|row| row.lease.as_ref().map(Lease::as_str)).collect();
-        let content_type = rows[0].event.content_type();
-        if rows.iter().all(|row| is_plain(&row.event) && row.event.content_type() == content_type) {
+        if are_plain(rows) {
             let query = sqlx::query(self.sql.insert_plain.clone())
                 .bind(column(rows, |event| event.id().as_str()))
                 .bind(column(rows, Event::event_type))
@@ -68,7 +68,7 @@ impl PgStore {
                 .bind(column(rows, |event| event.payload().as_json()))
                 .bind(column(rows, |event| Moment(event.occurred_at())))
                 .bind(leases)
-                .bind(content_type);
+                .bind(rows[0].event.content_type());
             return query.execute(connection).await.map(drop);
         }
         let query = sqlx::query(self.sql.slots.insert.clone())
@@ -104,15 +104,6 @@ fn parts(mut rows: &[NewRow]) -> impl Iterator<Item = &[NewRow]> {
         rows = rest;
         (!part.is_empty()).then_some(part)
     })
-}
-
-/// Whether an event has nothing that an event need not have, so that fewer columns say all of it.
-fn is_plain(event: &Event) -> bool {
-    event.tenant_id().is_none()
-        && event.topic().is_none()
-        && event.headers().is_empty()
-        && event.payload().as_json().is_some()
-        && event.availability() == Availability::Now
 }
 
 fn bytes(event: &Event) -> Option<&[u8]> {

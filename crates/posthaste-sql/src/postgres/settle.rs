@@ -5,11 +5,13 @@ use std::collections::HashSet;
 use posthaste_core::Timestamp;
 use posthaste_core::store::{Action, Error, Settled, Settlement, Status, cut_error};
 use sqlx::postgres::types::PgInterval;
+use sqlx::postgres::{PgArguments, Postgres};
+use sqlx::query::QueryScalar;
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
 use super::PgStore;
 use super::moment::{Moment, interval};
-use super::sql::HELD;
+use super::sql::PENDING;
 
 impl PgStore {
     /// Settles where the rows are likely to be, then what was not found there wherever it is.
@@ -35,42 +37,58 @@ impl PgStore {
         let mut settled = vec![Settled::Lost; settlements.len()];
         // Each round is a statement. There is one, unless a row is settled twice.
         for round in rounds(settlements) {
-            for place in self.settle_round(&round, since).await? {
-                // Places of rows count from one.
-                let place = usize::try_from(place - 1).expect("a place in an array");
+            let applied = match done_by_seq(&round) {
+                Some(seqs) if self.one_table.get() == Some(&true) && are_close(&seqs) => {
+                    self.settle_done_in_runs(&round, &seqs).await?
+                }
+                Some(seqs) => self.settle_done_by_seq(&round, &seqs, since).await?,
+                None => self.settle_by_id(&round, since).await?,
+            };
+            for place in applied {
                 settled[round[place].0] = Settled::Applied;
             }
         }
         Ok(settled)
     }
 
-    /// Settles rows of which no two are the same, inserted since then if that is given. The places of those that were.
-    async fn settle_round(
+    /// Makes rows DONE that have these numbers, which rise and are close to each other, in a table in which no two rows have
+    /// the same. The places in the round of those that were held.
+    async fn settle_done_in_runs(&self, round: &Round<'_>, seqs: &[i64]) -> Result<Vec<usize>, sqlx::Error> {
+        let slots = &self.sql.slots;
+        let sql = if self.deletes_done { &slots.delete_done_run } else { &slots.settle_done_run };
+        let (firsts, leases) = runs_and_gaps(round, seqs);
+        let query = sqlx::query_scalar(sql.clone()).bind(firsts).bind(leases).bind(true);
+        let applied = query.bind(seqs.first()).bind(seqs.last()).fetch_all(&mut *self.acquire().await?).await?;
+        Ok(places(seqs, &applied))
+    }
+
+    /// Makes rows DONE that have these numbers, which rise. The places in the round of those that were held.
+    async fn settle_done_by_seq(
         &self,
-        round: &[(usize, &Settlement)],
+        round: &Round<'_>,
+        seqs: &[i64],
         since: Option<Timestamp>,
-    ) -> Result<Vec<i64>, sqlx::Error> {
+    ) -> Result<Vec<usize>, sqlx::Error> {
+        let slots = &self.sql.slots;
+        let sql = if self.deletes_done { &slots.delete_done_by_seq } else { &slots.settle_done_by_seq };
+        let (firsts, leases) = runs(round, seqs);
+        let query = sqlx::query_scalar(inserted(sql, 6, since));
+        let query = query.bind(seqs).bind(leases).bind(true).bind(ids(round)).bind(firsts).bind_since(since);
+        let applied = query.fetch_all(&mut *self.acquire().await?).await?;
+        Ok(places(seqs, &applied))
+    }
+
+    /// Settles rows of every kind. The places in the round of those that were held.
+    async fn settle_by_id(&self, round: &Round<'_>, since: Option<Timestamp>) -> Result<Vec<usize>, sqlx::Error> {
+        let slots = &self.sql.slots;
         let leases: Vec<_> = round.iter().map(|(_, settlement)| settlement.lease.as_str()).collect();
-        let inserted =
-            |sql: &SqlStr, parameter| if since.is_some() { inserted_since(sql, parameter) } else { sql.clone() };
-        let mut query = if round.iter().all(|(_, settlement)| settlement.action == Action::Done) {
-            let slots = &self.sql.slots;
-            let (by_seq, by_id) = if self.deletes_done {
-                (&slots.delete_done_by_seq, &slots.delete_done)
-            } else {
-                (&slots.settle_done_by_seq, &slots.settle_done)
-            };
-            let seqs: Option<Vec<_>> = round.iter().map(|(_, settlement)| settlement.seq).collect();
-            match seqs {
-                Some(seqs) => {
-                    sqlx::query_scalar(inserted(by_seq, 5)).bind(seqs).bind(leases).bind(true).bind(ids(round))
-                }
-                None => sqlx::query_scalar(inserted(by_id, 4)).bind(ids(round)).bind(leases).bind(true),
-            }
+        let query = if round.iter().all(|(_, settlement)| settlement.action == Action::Done) {
+            let sql = if self.deletes_done { &slots.delete_done } else { &slots.settle_done };
+            sqlx::query_scalar(inserted(sql, 4, since)).bind(ids(round)).bind(leases).bind(true)
         } else {
             let changes: Vec<_> = round.iter().map(|(_, settlement)| change(&settlement.action)).collect();
-            let sql = if self.deletes_done { &self.sql.settle_and_delete_done } else { &self.sql.slots.settle_other };
-            sqlx::query_scalar(inserted(sql, 8))
+            let sql = if self.deletes_done { &self.sql.settle_and_delete_done } else { &slots.settle_other };
+            sqlx::query_scalar(inserted(sql, 8, since))
                 .bind(ids(round))
                 .bind(leases)
                 .bind(true)
@@ -79,17 +97,86 @@ impl PgStore {
                 .bind(changes.iter().map(|change| change.delay).collect::<Vec<_>>())
                 .bind(changes.into_iter().map(|change| change.error).collect::<Vec<_>>())
         };
-        if let Some(since) = since {
-            query = query.bind(Moment(since));
-        }
-        query.fetch_all(&mut *self.acquire().await?).await
+        let applied: Vec<i64> = query.bind_since(since).fetch_all(&mut *self.acquire().await?).await?;
+        // Places of rows count from one.
+        Ok(applied.into_iter().map(|place| usize::try_from(place - 1).expect("a place in an array")).collect())
     }
 }
 
-/// The same settlement of rows that were inserted since a moment, which is the parameter with that number.
-fn inserted_since(sql: &SqlStr, parameter: usize) -> SqlStr {
-    let (held, held_since) = HELD;
-    let sql = sql.as_str().replace(held, &held_since.replace("{since}", &format!("${parameter}")));
+/// Settlements of rows of which no two are the same, with their places, in the order of the rows.
+type Round<'a> = [(usize, &'a Settlement)];
+
+type Scalars<'q> = QueryScalar<'q, Postgres, i64, PgArguments>;
+
+trait BindSince {
+    /// Binds the moment since which rows were inserted, if there is one.
+    fn bind_since(self, since: Option<Timestamp>) -> Self;
+}
+
+impl BindSince for Scalars<'_> {
+    fn bind_since(self, since: Option<Timestamp>) -> Self {
+        match since {
+            Some(since) => self.bind(Moment(since)),
+            None => self,
+        }
+    }
+}
+
+/// The numbers of the rows, if all of them are known, none is there twice, and all of them are done.
+fn done_by_seq(round: &Round<'_>) -> Option<Vec<i64>> {
+    let seqs: Option<Vec<_>> =
+        round.iter().map(|(_, settlement)| settlement.seq.filter(|_| settlement.action == Action::Done)).collect();
+    seqs.filter(|seqs| seqs.is_sorted_by(|one, next| one < next))
+}
+
+/// Whether a walk from the first to the last of these numbers meets few others.
+fn are_close(seqs: &[i64]) -> bool {
+    let (Some(first), Some(last)) = (seqs.first(), seqs.last()) else { return false };
+    last.abs_diff(*first) <= 2 * seqs.len() as u64
+}
+
+/// The rows in runs under one lease each: from which number on, and the lease.
+fn runs<'a>(round: &Round<'a>, seqs: &[i64]) -> (Vec<i64>, Vec<&'a str>) {
+    let leases = round.iter().map(|(_, settlement)| settlement.lease.as_str());
+    let mut runs: Vec<_> = seqs.iter().copied().zip(leases).collect();
+    runs.dedup_by_key(|(_, lease)| *lease);
+    runs.into_iter().unzip()
+}
+
+/// The same, with gaps between the numbers as runs under no lease.
+fn runs_and_gaps<'a>(round: &Round<'a>, seqs: &[i64]) -> (Vec<i64>, Vec<Option<&'a str>>) {
+    let (mut firsts, mut leases) = (Vec::new(), Vec::new());
+    let mut next = None;
+    for (&seq, (_, settlement)) in seqs.iter().zip(round) {
+        if let Some(gap) = next.filter(|next| *next < seq) {
+            firsts.push(gap);
+            leases.push(None);
+        }
+        let lease = Some(settlement.lease.as_str());
+        if leases.last() != Some(&lease) {
+            firsts.push(seq);
+            leases.push(lease);
+        }
+        next = seq.checked_add(1);
+    }
+    (firsts, leases)
+}
+
+/// The places of those numbers that were settled.
+fn places(seqs: &[i64], applied: &[i64]) -> Vec<usize> {
+    if applied.len() == seqs.len() {
+        return (0..seqs.len()).collect();
+    }
+    applied.iter().filter_map(|seq| seqs.binary_search(seq).ok()).collect()
+}
+
+/// A settlement; of rows that were inserted since a moment, if there is one, which is the parameter with that number.
+fn inserted(sql: &SqlStr, parameter: usize, since: Option<Timestamp>) -> SqlStr {
+    if since.is_none() {
+        return sql.clone();
+    }
+    let (pending, pending_since) = PENDING;
+    let sql = sql.as_str().replace(pending, &pending_since.replace("{since}", &format!("${parameter}")));
     AssertSqlSafe(sql).into_sql_str()
 }
 
@@ -109,7 +196,7 @@ fn rounds(settlements: &[Settlement]) -> Vec<Vec<(usize, &Settlement)>> {
     rounds
 }
 
-fn ids<'a>(round: &[(usize, &'a Settlement)]) -> Vec<&'a str> {
+fn ids<'a>(round: &Round<'a>) -> Vec<&'a str> {
     round.iter().map(|(_, settlement)| settlement.id.as_str()).collect()
 }
 
@@ -139,5 +226,51 @@ fn change(action: &Action) -> Change {
             error: Some(cut_error(error)),
         },
         Action::Release => Change::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use posthaste_core::EventId;
+    use posthaste_core::store::Lease;
+
+    use super::*;
+
+    fn done(seq: i64, lease: u64) -> Settlement {
+        let id = EventId::from_row(&format!("event {seq}"));
+        Settlement { id, seq: Some(seq), lease: Lease::new("me", lease), action: Action::Done }
+    }
+
+    #[test]
+    fn runs_end_where_the_lease_or_a_gap_begins() {
+        let settlements = [(3, 1), (4, 1), (5, 2), (8, 2), (9, 2), (12, 1)].map(|(seq, lease)| done(seq, lease));
+        let rounds = rounds(&settlements);
+        let [round] = rounds.as_slice() else { panic!("{} rounds", rounds.len()) };
+        let seqs = done_by_seq(round).unwrap();
+        assert_eq!(runs(round, &seqs), (vec![3, 5, 12], vec!["me/1", "me/2", "me/1"]));
+        let (firsts, leases) = runs_and_gaps(round, &seqs);
+        assert_eq!(firsts, [3, 5, 6, 8, 10, 12]);
+        assert_eq!(leases, [Some("me/1"), Some("me/2"), None, Some("me/2"), None, Some("me/1")]);
+        let whole = [(i64::MAX - 1, 1), (i64::MAX, 1)].map(|(seq, lease)| done(seq, lease));
+        let seqs = [i64::MAX - 1, i64::MAX];
+        assert_eq!(runs_and_gaps(&super::rounds(&whole)[0], &seqs), (vec![seqs[0]], vec![Some("me/1")]));
+    }
+
+    #[test]
+    fn numbers_are_used_if_each_is_known_and_is_of_one_row() {
+        let by_seq = |settlements: &[Settlement]| done_by_seq(&rounds(settlements)[0]);
+        assert_eq!(by_seq(&[done(2, 1), done(1, 1)]), Some(vec![1, 2]));
+        let another = Settlement { id: EventId::from_row("another"), ..done(1, 1) };
+        assert_eq!(by_seq(&[done(1, 1), another]), None);
+        assert_eq!(by_seq(&[done(1, 1), Settlement { seq: None, ..done(2, 1) }]), None);
+        assert_eq!(by_seq(&[done(1, 1), Settlement { action: Action::Release, ..done(2, 1) }]), None);
+    }
+
+    #[test]
+    fn numbers_far_apart_are_not_walked() {
+        assert!(are_close(&[7]));
+        assert!(are_close(&[1, 2, 3, 6]));
+        assert!(!are_close(&[1, 2, 3, 10]));
+        assert!(!are_close(&[i64::MIN, i64::MAX]));
     }
 }

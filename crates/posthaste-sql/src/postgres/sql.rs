@@ -44,11 +44,18 @@ macro_rules! without_the_disk {
     };
 }
 
-/// Pending rows under the leases of `s`. The status is hidden in a sum: from statistics that were taken when everything was
-/// done, the planner would conclude that it finds nothing, and join accordingly.
+/// Pending rows. The status is hidden in a sum: from statistics that were taken when everything was done, the planner would
+/// conclude that it finds nothing, and join accordingly.
+macro_rules! pending {
+    () => {
+        "AND t.status + 0 NOT IN (1, 3) "
+    };
+}
+
+/// Pending rows under the leases of `s`.
 macro_rules! held {
     () => {
-        "AND t.locked_by = s.lease AND t.status + 0 NOT IN (1, 3) "
+        concat!("AND t.locked_by = s.lease ", pending!())
     };
 }
 
@@ -81,12 +88,49 @@ macro_rules! still_claimable {
     };
 }
 
-/// Settlements of rows whose numbers are known, each with its place. Numbers find the rows, ids tell those apart that have the
-/// same number in several partitions. Nothing is added to the id, so that no index is searched for it as well.
-macro_rules! settlements_by_seq {
+/// Leases rows and returns them. They are found once more by that column, under that condition.
+macro_rules! claim {
+    ($column:literal, $still_claimable:expr) => {
+        concat!(
+            "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE ",
+            $column,
+            " = ANY (ARRAY(SELECT ",
+            $column,
+            " ",
+            claimable!("coalesce($6::timestamptz, '-infinity')", "'-infinity'"),
+            ")) ",
+            $still_claimable,
+            without_the_disk!(),
+            planned_anew!("$5"),
+            "RETURNING ",
+            event_columns!(),
+            ", locked_at, ",
+            next_available!()
+        )
+    };
+}
+
+/// Pending rows whose numbers are between $4 and $5, under their leases: $1 has the number from which on each lease of $2 is
+/// expected, or none. So they are found in one walk over the index.
+macro_rules! held_in_runs {
     () => {
-        "unnest($1::bigint[], $2::text[], $4::text[]) WITH ORDINALITY AS s (seq, lease, event_id, place) \
-         WHERE t.seq = ANY ($1) AND t.seq = s.seq AND t.event_id || '' = s.event_id "
+        concat!(
+            "WHERE t.seq >= $4 AND t.seq <= $5 AND t.locked_by = ($2::text[])[width_bucket(t.seq, $1::bigint[])] ",
+            pending!()
+        )
+    };
+}
+
+/// Pending rows with these numbers, under their leases: $5 has the number from which on each lease of $2 is expected, which
+/// needs no join, and few leases for many rows. Ids tell those apart that have the same number in several partitions. Nothing
+/// is added to the id, so that no index is searched for it as well.
+macro_rules! held_by_seq {
+    () => {
+        concat!(
+            "WHERE t.seq = ANY ($1) AND t.event_id || '' = ANY ($4) \
+             AND t.locked_by = ($2::text[])[width_bucket(t.seq, $5::bigint[])] ",
+            pending!()
+        )
     };
 }
 
@@ -134,10 +178,10 @@ pub(super) const DIALECT: Dialect = Dialect {
         insert: concat!(
             insert_into!(),
             "SELECT event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, content_type, payload, \
-             payload_bytes, headers, occurred_at, now, coalesce(available_at, now + delay), lease, \
-             CASE WHEN lease IS NOT NULL THEN now END \
-             FROM (SELECT clock_timestamp() AS now) AS clock, \
-             unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], \
+             payload_bytes, headers, occurred_at, statement_timestamp(), \
+             coalesce(available_at, statement_timestamp() + delay), lease, \
+             CASE WHEN lease IS NOT NULL THEN statement_timestamp() END \
+             FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], \
              $9::bytea[], $10::text[], $11::timestamptz[], $12::timestamptz[], $13::interval[], $14::text[]) \
              AS event (event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, content_type, payload, \
              payload_bytes, headers, occurred_at, available_at, delay, lease)"
@@ -145,18 +189,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         // The error of a refused insert says it, and nothing else can be asked in that transaction.
         taken: "",
 
-        claim: concat!(
-            "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE seq = ANY (ARRAY(SELECT seq ",
-            claimable!("coalesce($6::timestamptz, '-infinity')", "'-infinity'"),
-            ")) ",
-            still_claimable!(),
-            without_the_disk!(),
-            planned_anew!("$5"),
-            "RETURNING ",
-            event_columns!(),
-            ", locked_at, ",
-            next_available!()
-        ),
+        claim: claim!("seq", still_claimable!()),
         // Also what a claim of up to $1 ago has not seen yet, and nobody has leased since.
         next_available: "SELECT (SELECT min(available_at) FROM {table} \
                           WHERE status IN (0, 2) AND available_at > (SELECT clock_timestamp() - $1) \
@@ -164,15 +197,19 @@ pub(super) const DIALECT: Dialect = Dialect {
                                OR locked_by IS NULL AND created_at <= (SELECT clock_timestamp() - $2))), \
                          clock_timestamp()",
 
-        settle_done_run: "",
+        settle_done_run: concat!(
+            "UPDATE {table} AS t ",
+            done!(),
+            held_in_runs!(),
+            planned_anew!("$3"),
+            "RETURNING t.seq"
+        ),
         settle_done_by_seq: concat!(
             "UPDATE {table} AS t ",
             done!(),
-            "FROM ",
-            settlements_by_seq!(),
-            held!(),
+            held_by_seq!(),
             planned_anew!("$3"),
-            "RETURNING s.place"
+            "RETURNING t.seq"
         ),
         settle_done: concat!(
             "UPDATE {table} AS t ",
@@ -183,13 +220,12 @@ pub(super) const DIALECT: Dialect = Dialect {
             planned_anew!("$3"),
             "RETURNING s.place"
         ),
-        delete_done_run: "",
+        delete_done_run: concat!("DELETE FROM {table} AS t ", held_in_runs!(), planned_anew!("$3"), "RETURNING t.seq"),
         delete_done_by_seq: concat!(
-            "DELETE FROM {table} AS t USING ",
-            settlements_by_seq!(),
-            held!(),
+            "DELETE FROM {table} AS t ",
+            held_by_seq!(),
             planned_anew!("$3"),
-            "RETURNING s.place"
+            "RETURNING t.seq"
         ),
         delete_done: concat!(
             "DELETE FROM {table} AS t \
@@ -250,6 +286,11 @@ pub(super) const SETTLE_AND_DELETE_DONE: &str = concat!(
     ") SELECT place FROM deleted UNION ALL SELECT place FROM changed"
 );
 
+/// Leases rows of a table that is not in partitions. Where they are stored finds them faster than their numbers do. It
+/// changes when somebody changes them, but nobody does: they are locked. What was changed before that, after the statement
+/// began, is passed over, and found by the next one.
+pub(super) const CLAIM_FROM_ONE_TABLE: &str = claim!("ctid", "");
+
 /// Leases rows of a table in partitions that were inserted since a moment, and returns them. Partitions in which none of them
 /// is are not searched for their numbers. When the next row becomes available is not told, since all partitions have to be asked
 /// for that.
@@ -269,17 +310,15 @@ pub(super) const CLAIM_FROM_PARTITIONS: &str = concat!(
 
 /// What a settlement says of the rows in general, and for rows that were inserted since a moment, whose place among the
 /// parameters is still to be put in.
-pub(super) const HELD: (&str, &str) =
-    ("AND t.locked_by = s.lease ", "AND t.created_at >= {since} AND t.locked_by = s.lease ");
+pub(super) const PENDING: (&str, &str) = (pending!(), concat!("AND t.created_at >= {since} ", pending!()));
 
 /// Rows of the usual kind: of JSON, all of one content type, to be delivered at once, without anything that an event need not
 /// have.
 pub(super) const INSERT_PLAIN: &str = "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, payload, \
      content_type, occurred_at, created_at, available_at, locked_by, locked_at) \
-     SELECT event_id, event_type, aggregate_type, aggregate_id, payload, $8, occurred_at, now, now, lease, \
-     CASE WHEN lease IS NOT NULL THEN now END \
-     FROM (SELECT clock_timestamp() AS now) AS clock, \
-     unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::text[]) \
+     SELECT event_id, event_type, aggregate_type, aggregate_id, payload, $8, occurred_at, statement_timestamp(), \
+     statement_timestamp(), lease, CASE WHEN lease IS NOT NULL THEN statement_timestamp() END \
+     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::text[]) \
      AS event (event_id, event_type, aggregate_type, aggregate_id, payload, occurred_at, lease)";
 
 /// One row.

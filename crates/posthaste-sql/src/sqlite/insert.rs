@@ -9,41 +9,28 @@ use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection};
 use sqlx::{Connection, SqlStr};
 
-use super::sql::{DIALECT, INSERT_ROW};
 use super::{SqliteStore, fault};
-use crate::table::TableName;
-
-/// Rows of one statement. A slice is cut greedily, so that every statement is one of these and stays prepared; the
-/// largest is far below the 32,766 parameters of SQLite.
-const SIZES: [usize; 10] = [512, 256, 128, 64, 32, 16, 8, 4, 2, 1];
-
-/// An insert of each size.
-pub(super) struct Inserts([SqlStr; SIZES.len()]);
-
-impl Inserts {
-    pub(super) fn new(table: &TableName) -> Self {
-        Self(SIZES.map(|rows| {
-            let template = DIALECT.slots.insert.to_owned() + &vec![INSERT_ROW; rows].join(", ");
-            DIALECT.statement(&template, table)
-        }))
-    }
-}
+use crate::many::Many;
+use crate::plain::are_plain;
 
 impl SqliteStore {
     pub(super) async fn insert_rows(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
-        let now = self.now();
-        if SIZES.contains(&rows.len()) {
-            return match self.insert_cut(connection, rows, now).await {
-                Err(error) if fault::is_duplicate(&error) => Err(self.duplicate(connection, rows).await),
-                done => done.map_err(|error| self.fault(error)),
-            };
-        }
         if rows.is_empty() {
             return Ok(());
         }
+        let now = self.now();
+        // One row has nothing to share.
+        let plain = rows.len() > 1 && are_plain(rows) && share_a_lease(rows);
+        let insert = if plain { Insert::Plain } else { Insert::Any };
+        if let Some(sql) = self.statement(insert).exactly(rows.len()) {
+            return match insert.bind(sql, rows, now).execute(&mut *connection).await {
+                Err(error) if fault::is_duplicate(&error) => Err(self.duplicate(connection, rows).await),
+                done => done.map(drop).map_err(|error| self.fault(error)),
+            };
+        }
         // Several statements: a savepoint makes them all or none within a transaction that may go on after an error.
         let mut savepoint = connection.begin().await.map_err(|error| self.fault(error))?;
-        match self.insert_cut(&mut savepoint, rows, now).await {
+        match self.insert_cut(&mut savepoint, insert, rows, now).await {
             Ok(()) => savepoint.commit().await.map_err(|error| self.fault(error)),
             Err(error) => {
                 savepoint.rollback().await.map_err(|error| self.fault(error))?;
@@ -58,18 +45,25 @@ impl SqliteStore {
     async fn insert_cut(
         &self,
         connection: &mut SqliteConnection,
+        insert: Insert,
         mut rows: &[NewRow],
         now: Timestamp,
     ) -> Result<(), sqlx::Error> {
-        for (size, sql) in SIZES.into_iter().zip(&self.sql.inserts.0) {
-            while let Some((cut, rest)) = rows.split_at_checked(size) {
-                let query = cut.iter().fold(sqlx::query(sql.clone()), |query, row| bind(query, row, now));
-                query.execute(&mut *connection).await?;
-                rows = rest;
-                kill_point!("insert.between");
-            }
+        while !rows.is_empty() {
+            let (sql, size) = self.statement(insert).at_most(rows.len());
+            let (cut, rest) = rows.split_at(size);
+            insert.bind(sql, cut, now).execute(&mut *connection).await?;
+            rows = rest;
+            kill_point!("insert.between");
         }
         Ok(())
+    }
+
+    fn statement(&self, insert: Insert) -> &Many {
+        match insert {
+            Insert::Plain => &self.sql.insert_plain,
+            Insert::Any => &self.sql.insert,
+        }
     }
 
     /// The error for a taken id, with the id, which SQLite does not tell.
@@ -88,10 +82,44 @@ impl SqliteStore {
     }
 }
 
-type Insert<'q> = Query<'q, Sqlite, SqliteArguments>;
+/// Which columns an insert names.
+#[derive(Clone, Copy)]
+enum Insert {
+    /// All that an event may have.
+    Any,
+    /// Those that events of the usual kind have.
+    Plain,
+}
+
+impl Insert {
+    fn bind(self, sql: SqlStr, rows: &[NewRow], now: Timestamp) -> Query<'_, Sqlite, SqliteArguments> {
+        let query = sqlx::query(sql);
+        match self {
+            Self::Any => rows.iter().fold(query, |query, row| bind(query, row, now)),
+            Self::Plain => {
+                let lease = rows[0].lease.as_ref().map(Lease::as_str);
+                let query = query
+                    .bind(now.as_micros())
+                    .bind(now.as_micros())
+                    .bind(rows[0].event.content_type())
+                    .bind(lease)
+                    .bind(lease.map(|_| now.as_micros()));
+                rows.iter().fold(query, bind_plain)
+            }
+        }
+    }
+}
+
+fn share_a_lease(rows: &[NewRow]) -> bool {
+    rows.iter().all(|row| row.lease == rows[0].lease)
+}
 
 /// Binds the values of a row, in the order of the columns in the insert.
-fn bind<'q>(query: Insert<'q>, row: &'q NewRow, now: Timestamp) -> Insert<'q> {
+fn bind<'q>(
+    query: Query<'q, Sqlite, SqliteArguments>,
+    row: &'q NewRow,
+    now: Timestamp,
+) -> Query<'q, Sqlite, SqliteArguments> {
     let event = &row.event;
     let headers = (!event.headers().is_empty())
         .then(|| serde_json::to_string(event.headers()).expect("a map of strings is JSON"));
@@ -120,4 +148,16 @@ fn bind<'q>(query: Insert<'q>, row: &'q NewRow, now: Timestamp) -> Insert<'q> {
         .bind(available_at.as_micros())
         .bind(row.lease.as_ref().map(Lease::as_str))
         .bind(row.lease.as_ref().map(|_| now.as_micros()))
+}
+
+/// The same for what a row of the usual kind does not share with the others.
+fn bind_plain<'q>(query: Query<'q, Sqlite, SqliteArguments>, row: &'q NewRow) -> Query<'q, Sqlite, SqliteArguments> {
+    let event = &row.event;
+    query
+        .bind(event.id().as_str())
+        .bind(event.event_type())
+        .bind(event.aggregate_type())
+        .bind(event.aggregate_id())
+        .bind(event.payload().as_json())
+        .bind(event.occurred_at().as_micros())
 }

@@ -18,7 +18,7 @@ pub(super) const DIALECT: Dialect = Dialect {
     slots: Slots {
         insert: "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, \
                  content_type, payload, payload_bytes, headers, occurred_at, created_at, available_at, locked_by, \
-                 locked_at, status, attempts) VALUES ",
+                 locked_at, status, attempts) VALUES {rows}",
         taken: "SELECT event_id FROM {table} WHERE event_id IN (SELECT value FROM json_each(?1)) LIMIT 1",
 
         // The index is named so that no statistics, taken at a bad moment, talk SQLite out of using it.
@@ -98,6 +98,16 @@ pub(super) const DIALECT: Dialect = Dialect {
 
 /// The values of one row of an insert.
 pub(super) const INSERT_ROW: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0)";
+
+/// Rows of the usual kind: of JSON, all of one content type and under one lease, to be delivered at once, without anything
+/// that an event need not have. What they share is bound once. Parameters have no numbers, because those are looked up by
+/// name, one after the other.
+pub(super) const INSERT_PLAIN: &str = "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, payload, \
+     occurred_at, created_at, available_at, content_type, locked_by, locked_at, status, attempts) \
+     SELECT column1, column2, column3, column4, column5, column6, ?, ?, ?, ?, ?, 0, 0 FROM (VALUES {rows})";
+
+/// One of them.
+pub(super) const INSERT_PLAIN_ROW: &str = "(?, ?, ?, ?, ?, ?)";
 
 pub(super) const MIGRATIONS: &[Migration] =
     &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];

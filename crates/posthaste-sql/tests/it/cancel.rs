@@ -20,7 +20,8 @@ async fn begin_insert_and_commit_leave_no_open_transaction() {
     let store = database.store_of_one().await;
     let mut cut = 0;
     for polls in 1.. {
-        let events: Vec<Event> = (0..100).map(|n| event(&format!("{polls}-{n}"))).collect();
+        // Never as many as the last time: that would be one statement.
+        let events: Vec<Event> = (0..1000 + polls % 2).map(|n| event(&format!("{polls}-{n}"))).collect();
         let whole = async {
             let mut tx = store.begin().await.unwrap();
             store.insert(&mut tx, &unleased(events)).await.unwrap();

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use posthaste_core::Event;
 use posthaste_core::store::{Action, AdminStore, CommitError, Error, RelayStore, Settled, WriteStore};
 use posthaste_sql::MySqlStore;
 use sqlx::ConnectOptions;
@@ -22,9 +23,10 @@ async fn errors_have_kinds() {
 
     store.migrate().await.unwrap();
     execute(&store, "ALTER TABLE outbox_event DROP COLUMN topic").await;
+    let with_topic = Event::builder("T").topic("orders").json_text("1").build().unwrap();
     for error in [
         store.claim(&claim_of(1)).await.unwrap_err(),
-        store.insert(&mut store.begin().await.unwrap(), &unleased([event("1")])).await.unwrap_err(),
+        store.insert(&mut store.begin().await.unwrap(), &unleased([with_topic])).await.unwrap_err(),
     ] {
         assert!(matches!(&error, Error::Schema { reason, .. } if reason.contains("topic")), "{error:?}");
     }
