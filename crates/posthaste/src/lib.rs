@@ -1,5 +1,8 @@
 #![doc = include_str!("../README.md")]
 
+#[cfg(all(doctest, feature = "derive", feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod guide;
+
 pub use posthaste_core::{
     dispatcher, event, hook, inflight, interceptor, listener, memory, metrics, options, outbox, poller, registry,
     retry, signal, store, time, wake,
