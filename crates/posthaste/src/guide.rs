@@ -1,4 +1,7 @@
-//! The chapters of the guide, so that their Rust is compiled, and run where no server is needed.
+//! The README and the chapters of the guide, so that their Rust is compiled, and run where no server is needed.
+
+#[doc = include_str!("../README.md")]
+mod readme {}
 
 #[doc = include_str!("../../../docs/guide/getting-started.md")]
 mod getting_started {}
