@@ -1,52 +1,7 @@
 //! For tests of programs that use an outbox (feature `testing`, for `dev-dependencies`).
 //!
-//! Say a shop places orders, each with an event, and a listener mails the customer. Its first test needs no database and no
-//! listener, only something to write to:
-//!
-//! ```
-//! use posthaste_core::store::Store;
-//! use posthaste_core::{Outbox, testing};
-//! # use posthaste_core::event::{Kind, TypedEvent};
-//! # #[derive(serde::Serialize, serde::Deserialize)]
-//! # struct OrderPlaced { id: u64, total: u32 }
-//! # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
-//!
-//! // The code under test.
-//! async fn place<S: Store>(outbox: &Outbox<S>, id: u64, total: u32) -> Result<(), Box<dyn std::error::Error>> {
-//!     let mut tx = outbox.begin().await?;
-//!     tx.write(OrderPlaced { id, total }).await?;
-//!     if total == 0 {
-//!         tx.rollback().await?;
-//!         return Err("an order of nothing".into());
-//!     }
-//!     tx.commit().await?;
-//!     Ok(())
-//! }
-//!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() {
-//! let outbox = testing::writer().await;
-//! place(&outbox, 1, 0).await.unwrap_err();
-//! outbox.assert_nothing_written().await;
-//!
-//! place(&outbox, 2, 3).await.unwrap();
-//! outbox.assert_written::<OrderPlaced>(|order| order.total == 3).await;
-//! # }
-//! ```
-//!
-//! When an assertion fails, it tells what is in the table instead:
-//!
-//! ```text
-//! OrderPlaced with a payload that fits was not written; the table holds 1 event:
-//!   01M6RB8WHRVK6F2SH2Y9GXJZC1 OrderPlaced of Order 2, NEW
-//!     {"id":2,"total":4}
-//! asked at tests/it/orders.rs:14:12
-//! ```
-//!
-//! # Deliveries
-//!
-//! [`outbox`] delivers to listeners, yours or a [`Recorder`] in their place. The clock of the memory store is tokio's: in
-//! paused time a retry of next week is due at once, and [`advance`](TestOutbox::advance) says when.
+//! The crate `posthaste` has all of it as `posthaste::testing`, with a database on SQLite and a page that explains it. In
+//! short:
 //!
 //! ```
 //! use std::time::Duration;
@@ -56,7 +11,6 @@
 //! # struct OrderPlaced { id: u64, total: u32 }
 //! # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
 //!
-//! // In a test: #[tokio::test(start_paused = true)]
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mailer = Recorder::new();
@@ -66,28 +20,14 @@
 //! let mut tx = outbox.begin().await?;
 //! tx.write(OrderPlaced { id: 2, total: 3 }).await?;
 //! tx.commit().await?;
+//! outbox.assert_written::<OrderPlaced>(|order| order.total == 3).await;
 //! assert_eq!(outbox.drain_now().await.retry, 1);
 //!
-//! // The first retry comes after 200 ms, exactly: outboxes for tests do not spread them.
 //! outbox.advance(Duration::from_millis(200)).await;
 //! assert_eq!(outbox.drain_now().await.done, 1);
-//! assert_eq!(mailer.deliveries()[1].attempt(), 2);
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! # On a database
-//!
-//! Code with statements of its own needs its database. `testing::sqlite()` of the crate `posthaste` is one in a file of its
-//! own, which goes with the test; any other store is handed to [`outbox_on`], and an outbox that the program has started
-//! itself becomes a [`TestOutbox`] with `from`. What a test asks is the same on every store. Only
-//! [`advance`](TestOutbox::advance) is not for all: on SQLite it makes the rows older, on database servers there is none. Do
-//! not pause tokio's clock beside a database: while a test waits for the database, that clock runs ahead.
-//!
-//! # When things go wrong
-//!
-//! [`Faulty`] is a store around another that fails, waits or loses an answer when it is told to: the one way to see what a
-//! program does when a commit has an unknown end. A [`Recorder`] does the same for listeners.
 
 mod faulty;
 mod listing;

@@ -5,6 +5,9 @@ pub use posthaste_core::{
     retry, signal, store, time, wake,
 };
 
+#[cfg(feature = "testing")]
+pub mod testing;
+
 pub use posthaste_core::{
     AggregateType, BatchListener, Closed, CommitError, Delivery, Dispatcher, Event, EventBuilder, EventId, EventType,
     Failure, FanOut, Handle, Interceptor, IntoEvent, Listener, MemoryStore, Metrics, Options, Outbox, OutboxBuilder,
