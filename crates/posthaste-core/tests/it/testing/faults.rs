@@ -60,3 +60,15 @@ async fn claims_that_fail_are_told_by_a_drain_in_vain() {
     outbox.advance(Duration::from_secs(1)).await;
     assert_eq!(outbox.drain_now().await, Counts::default());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_leases_that_are_not_given_back_yet() {
+    let (store, faults) = Faulty::new(MemoryStore::new());
+    let outbox = testing::outbox_on(store).listen_all(Recorder::new()).start_test().await;
+    faults.times(1, Call::Commit, Fault::AnswerLost);
+    faults.times(5, Call::Settle, Fault::Unavailable);
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write(event("e1", "Any")).await.unwrap();
+    tx.commit().await.unwrap_err();
+    assert_eq!((outbox.in_flight(), outbox.drain_now().await.done), (0, 1));
+}
