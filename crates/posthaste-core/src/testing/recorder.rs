@@ -92,7 +92,6 @@ impl Recorder {
     }
 
     /// Answers every event of this type like this from now on.
-    #[expect(clippy::needless_pass_by_value, reason = "as everywhere, types are passed by value")]
     pub fn answer_type(
         &self,
         event_type: impl EventType,

@@ -53,7 +53,6 @@ impl<'a> Wanted<'a> {
     }
 
     /// An event of this type.
-    #[expect(clippy::needless_pass_by_value, reason = "as everywhere, types are passed by value")]
     pub fn event(event_type: impl EventType) -> Self {
         let kind = Kind { event_type: event_type.name().to_owned(), aggregate_type: None };
         Self { kinds: vec![kind], ..Self::default() }

@@ -1,5 +1,7 @@
 //! The helpers for tests, on SQLite and with derived events.
 
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
