@@ -1,8 +1,7 @@
 //! For tests of programs that use an outbox.
 //!
-//! ```toml
-//! [dev-dependencies]
-//! posthaste = { version = "0.1", features = ["testing"] }
+//! ```sh
+//! cargo add --dev posthaste --path ../posthaste/crates/posthaste --features testing
 //! ```
 //!
 //! Say a shop places orders, each with an event, and a listener mails the customer:
@@ -79,8 +78,8 @@
 //!
 //! [`outbox`] delivers to listeners: those of the program, or a [`Recorder`] in their place, which can be told to fail.
 //! [`drain_now`](TestOutbox::drain_now) returns when nothing is due any more, and
-//! [`wait_delivered`](TestOutbox::wait_delivered) when a certain event is done. The clock of the memory store is tokio's: in
-//! paused time the retry of next week costs nothing, and [`advance`](TestOutbox::advance) says when it comes.
+//! [`wait_delivered`](TestOutbox::wait_delivered) when a certain event is done. The clock of the memory store is
+//! tokio's: in paused time the retry of next week costs nothing, and [`advance`](TestOutbox::advance) says when it comes.
 //!
 //! ```
 //! # use posthaste::Event;
@@ -113,8 +112,8 @@
 //!
 //! # On a database
 //!
-//! Code with statements of its own needs its database. `testing::sqlite()` is one in a file of its own, which goes with the
-//! test:
+//! Code with statements of its own needs its database. `testing::sqlite()` is one in a file of its own, which goes with
+//! the test:
 //!
 //! ```
 //! # #[cfg(feature = "sqlite")]
@@ -142,16 +141,18 @@
 //! # sqlite::main().unwrap();
 //! ```
 //!
-//! Any other store is handed to [`outbox_on`]. An outbox that the program has started itself becomes a [`TestOutbox`] with
-//! `from`, and where the program keeps its outbox to itself, [`TestOutbox::over`] looks at its table. What a test can ask is
-//! the same on every store, but for [`advance`](TestOutbox::advance): on SQLite it makes the rows older, while the clock goes
-//! on; on database servers there is none. Do not pause tokio's clock beside a database: it would run ahead whenever the
-//! test waits for an answer.
+//! Any other store is handed to [`outbox_on`], for instance a `PgStore` on a database that the test has made. An outbox
+//! that the program has started itself becomes a [`TestOutbox`] with `from`, and where the program keeps its outbox to
+//! itself, [`TestOutbox::over`] looks at its table.
+//!
+//! What a test can ask is the same on every store. Only time passes in another way: beside a database tokio's clock
+//! should not be paused, since it would run ahead whenever the test waits for an answer. [`advance`](TestOutbox::advance)
+//! makes the rows older there, while the clocks go on.
 //!
 //! # When things go wrong
 //!
-//! [`Faulty`] is a store around another that fails, waits or loses an answer when [`Faults`] says so: the way to see what a
-//! program does when it cannot know whether a commit happened.
+//! [`Faulty`] is a store around another that fails, waits or loses an answer when [`Faults`] says so: the way to see what
+//! a program does when it cannot know whether a commit happened.
 
 pub use posthaste_core::testing::{
     Call, Fault, Faults, Faulty, Gate, PassTime, Recorder, TestOutbox, Wanted, outbox, outbox_on, within, writer,

@@ -14,8 +14,8 @@ pub trait PassTime: Send + Sync {
     fn pass_time(&self, length: Duration) -> BoxFuture<'_, ()>;
 }
 
-/// Its clock is tokio's. When that one is paused, time passes for the whole program, from one timer to the next; otherwise
-/// for the rows only.
+/// Its clock is tokio's. When that one is paused, time passes for the whole program, from one timer to the next;
+/// otherwise for the rows only.
 impl PassTime for MemoryStore {
     fn pass_time(&self, length: Duration) -> BoxFuture<'_, ()> {
         Box::pin(async move {

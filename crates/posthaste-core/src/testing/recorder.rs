@@ -121,8 +121,8 @@ impl Recorder {
         self.0.deliveries.borrow().len()
     }
 
-    /// The payloads of what was received of this type, in the order of their deliveries, repeats as well. What is of another
-    /// type, or does not decode, is left out.
+    /// The payloads of what was received of this type, in the order of their deliveries, repeats as well. What is of
+    /// another type, or does not decode, is left out.
     pub fn received<T: TypedEvent>(&self) -> Vec<T> {
         self.0.deliveries.borrow().iter().filter_map(|event| event.typed().ok()).collect()
     }

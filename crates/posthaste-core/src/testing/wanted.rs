@@ -29,7 +29,7 @@ pub struct Wanted<'a> {
     checks: Vec<Check<'a>>,
 }
 
-/// An event type, and the aggregate type to which it belongs if that is known: two aggregates may share the name of an event.
+/// An event type, and the aggregate type to which it belongs if that is known: aggregates may share the name of an event.
 struct Kind {
     event_type: String,
     aggregate_type: Option<String>,

@@ -13,10 +13,11 @@ use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 
 use super::{CONNECTIONS, SqliteStore};
 
-/// A store in a new SQLite database with its table, in a file of its own, which is deleted when the last clone of the store
-/// is dropped (feature `testing`). What cannot be opened fails the test.
+/// A store in a new SQLite database with its table, in a file of its own, which is deleted when the last clone of the
+/// store is dropped (feature `testing`). What cannot be opened fails the test.
 ///
-/// A file, because a database in memory has one connection only: a test that has a transaction open would wait for itself.
+/// A file, because a database in memory has one connection only: a test that has a transaction open would wait for
+/// itself.
 ///
 /// ```
 /// use posthaste_core::Event;
