@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use posthaste::testing::{self, Call, Fault, Faulty, Recorder, TestOutbox};
+use posthaste::testing::{self, Call, Fault, Faulty, Recorder, TestOutbox, Wanted};
 use posthaste::{CommitError, Event, Options, SqliteStore};
 
 use crate::OrderPlaced;
@@ -105,4 +105,23 @@ async fn faults_of_sqlite() {
     // Time passes for the store inside.
     outbox.advance(Duration::from_secs(3600)).await;
     outbox.assert_written::<OrderPlaced>(|_| true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_drain_waits_for_every_thread() {
+    fn may_move<F: Future + Send>(future: F) -> F {
+        future
+    }
+    let mailer = Recorder::new();
+    let outbox = testing::outbox_on(orders().await).listen_all(mailer.clone()).start_test().await;
+    for round in 1..=5 {
+        let first = round * 100;
+        for id in first..first + 20 {
+            place(&outbox, id).await;
+        }
+        assert_eq!(may_move(outbox.drain_now()).await.done, round * 20);
+        assert_eq!((mailer.count() as u64, outbox.in_flight()), (round * 20, 0));
+        may_move(outbox.wait_delivered(Wanted::typed::<OrderPlaced>(|order| order.id == first))).await;
+    }
+    may_move(outbox.assert_written::<OrderPlaced>(|order| order.id == 519)).await;
 }
