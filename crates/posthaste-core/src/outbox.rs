@@ -373,6 +373,12 @@ impl<S: WriteStore> Outbox<S> {
         self.0.relay.as_ref().map_or(0, |relay| relay.dispatcher.in_flight())
     }
 
+    /// What delivers, unless this outbox only writes.
+    #[cfg(feature = "testing")]
+    pub(crate) fn dispatcher(&self) -> Option<&Arc<Dispatcher>> {
+        self.0.relay.as_ref().map(|relay| &relay.dispatcher)
+    }
+
     /// Ends the deliveries in order: stops claiming, drains what is in memory, settles, and releases what the deadline
     /// cut off. Writing still works afterwards; its events are left to others. Calling it again waits for the one end.
     ///

@@ -139,22 +139,27 @@ impl fmt::Debug for RetryPolicy {
 
 /// The randomness that spreads retries, passed in so that a test can repeat it.
 #[derive(Clone, Debug)]
-pub struct Jitter(Arc<Mutex<fastrand::Rng>>);
+pub struct Jitter(Option<Arc<Mutex<fastrand::Rng>>>);
 
 impl Jitter {
     /// The same spread every time.
     pub fn seeded(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(fastrand::Rng::with_seed(seed))))
+        Self(Some(Arc::new(Mutex::new(fastrand::Rng::with_seed(seed)))))
+    }
+
+    /// No spread: a test can tell to the microsecond when something is tried again. Programs would all try at once.
+    pub fn none() -> Self {
+        Self(None)
     }
 
     /// A factor in [0.5, 1.5).
     pub fn factor(&self) -> f64 {
-        0.5 + self.0.lock().unwrap_or_else(PoisonError::into_inner).f64()
+        self.0.as_ref().map_or(1.0, |rng| 0.5 + rng.lock().unwrap_or_else(PoisonError::into_inner).f64())
     }
 }
 
 impl Default for Jitter {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(fastrand::Rng::new())))
+        Self(Some(Arc::new(Mutex::new(fastrand::Rng::new()))))
     }
 }

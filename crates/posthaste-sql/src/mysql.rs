@@ -12,6 +12,8 @@ mod row;
 mod server;
 mod settle;
 mod sql;
+#[cfg(feature = "testing")]
+mod testing;
 mod tx;
 
 use std::fmt;

@@ -12,6 +12,8 @@ mod row;
 mod settle;
 mod signal;
 mod sql;
+#[cfg(feature = "testing")]
+mod testing;
 mod tx;
 
 use std::fmt;

@@ -9,6 +9,8 @@ mod migrate;
 mod row;
 mod settle;
 mod sql;
+#[cfg(feature = "testing")]
+pub(crate) mod testing;
 mod tx;
 
 use std::fmt;

@@ -162,16 +162,27 @@
 //! | `mysql` | `MySqlStore`, for MySQL and MariaDB | |
 //! | `tls` | encrypted connections to PostgreSQL, MariaDB and MySQL | |
 //! | `metrics` | `metrics::FacadeMetrics`, which reports to the facade of that name | |
+//! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
 //!
 //! [`MemoryStore`], for tests, is always there. What needs a feature says so in its first lines.
 
-#[cfg(all(doctest, feature = "derive", feature = "mysql", feature = "postgres", feature = "sqlite"))]
+#[cfg(all(
+    doctest,
+    feature = "derive",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "sqlite",
+    feature = "testing"
+))]
 mod guide;
 
 pub use posthaste_core::{
     dispatcher, event, hook, inflight, interceptor, listener, memory, metrics, options, outbox, poller, registry,
     retry, signal, store, time, wake,
 };
+
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use posthaste_core::{
     AggregateType, BatchListener, Closed, CommitError, Delivery, Dispatcher, Event, EventBuilder, EventId, EventType,
@@ -188,7 +199,7 @@ pub use posthaste_macros::Event;
 pub use posthaste_sql::{MySqlStore, MySqlTx};
 #[cfg(feature = "postgres")]
 pub use posthaste_sql::{Partitions, PgStore};
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite", feature = "testing"))]
 pub use posthaste_sql::{Scheme, TableName, detect};
 #[cfg(feature = "sqlite")]
 pub use posthaste_sql::{SqliteStore, SqliteTx};

@@ -2,6 +2,9 @@
 
 #![cfg(feature = "derive")]
 
+#[cfg(all(feature = "testing", feature = "sqlite"))]
+mod testing;
+
 use posthaste::event::IntoEvent;
 use posthaste::{Event, TypedEvent};
 use serde::{Deserialize, Serialize};
