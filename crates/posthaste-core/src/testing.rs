@@ -4,9 +4,10 @@
 //! short:
 //!
 //! ```
+//! # extern crate posthaste_core as posthaste;
 //! use std::time::Duration;
-//! use posthaste_core::testing::{self, Recorder};
-//! # use posthaste_core::event::{Kind, TypedEvent};
+//! use posthaste::testing::{self, Recorder};
+//! # use posthaste::event::{Kind, TypedEvent};
 //! # #[derive(serde::Serialize, serde::Deserialize)]
 //! # struct OrderPlaced { id: u64, total: u32 }
 //! # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -52,7 +53,8 @@ pub use wanted::Wanted;
 /// An outbox in memory, to be given listeners and started with [`start_test`](OutboxBuilder::start_test).
 ///
 /// ```
-/// use posthaste_core::{Delivery, testing};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::{Delivery, testing};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
@@ -67,7 +69,8 @@ pub fn outbox() -> OutboxBuilder<MemoryStore> {
 /// spread.
 ///
 /// ```
-/// use posthaste_core::{Delivery, MemoryStore, testing};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::{Delivery, MemoryStore, testing};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
@@ -82,9 +85,10 @@ pub fn outbox_on<S: Store>(store: S) -> OutboxBuilder<S> {
 /// An outbox in memory that nobody delivers from, for tests of what is written.
 ///
 /// ```
+/// # extern crate posthaste_core as posthaste;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
-/// let outbox = posthaste_core::testing::writer().await;
+/// let outbox = posthaste::testing::writer().await;
 /// outbox.assert_nothing_written().await;
 /// # }
 /// ```
@@ -96,10 +100,11 @@ impl<S: Store> OutboxBuilder<S> {
     /// Starts the outbox for a test (feature `testing`). What cannot start fails the test.
     ///
     /// ```
-    /// use posthaste_core::{Delivery, MemoryStore, OutboxBuilder, testing};
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, OutboxBuilder, testing};
     ///
     /// // The listeners of the program, on any store.
-    /// fn listeners<S: posthaste_core::store::Store>(outbox: OutboxBuilder<S>) -> OutboxBuilder<S> {
+    /// fn listeners<S: posthaste::store::Store>(outbox: OutboxBuilder<S>) -> OutboxBuilder<S> {
     ///     outbox.listen("Order", "*", |_: Delivery| async {})
     /// }
     ///

@@ -17,8 +17,9 @@ use crate::store::{
 /// A store around another, whose calls fail or wait when [`Faults`] says so.
 ///
 /// ```
-/// use posthaste_core::testing::{self, Call, Fault, Faulty, Recorder, Wanted};
-/// use posthaste_core::{CommitError, Event, MemoryStore};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::testing::{self, Call, Fault, Faulty, Recorder, Wanted};
+/// use posthaste::{CommitError, Event, MemoryStore};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,7 +40,8 @@ use crate::store::{
 /// Its type is not that of the store inside, so the code under test is generic over the store, or names it in one place:
 ///
 /// ```
-/// # use posthaste_core::{MemoryStore as PgStore, Outbox, testing};
+/// # extern crate posthaste_core as posthaste;
+/// # use posthaste::{MemoryStore as PgStore, Outbox, testing};
 /// #[cfg(not(test))]
 /// type Store = PgStore;
 /// #[cfg(test)]

@@ -55,8 +55,9 @@ impl<S: Store> TestOutbox<S> {
     /// table.
     ///
     /// ```
-    /// use posthaste_core::testing::TestOutbox;
-    /// # use posthaste_core::{Delivery, Event, MemoryStore, Outbox};
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::testing::TestOutbox;
+    /// # use posthaste::{Delivery, Event, MemoryStore, Outbox};
     /// # async fn run_service(store: MemoryStore) {
     /// #     let outbox = Outbox::builder(store).listen_all(|_: Delivery| async {}).start().await.unwrap();
     /// #     let mut tx = outbox.begin().await.unwrap();
@@ -87,8 +88,9 @@ impl<S: Store> TestOutbox<S> {
     /// Every event of this type in the table, whatever became of it, in the order of the inserts.
     ///
     /// ```
-    /// # use posthaste_core::testing;
-    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::testing;
+    /// # use posthaste::event::{Kind, TypedEvent};
     /// # #[derive(serde::Serialize, serde::Deserialize, PartialEq, Debug)]
     /// # struct OrderPlaced { id: u64, total: u32 }
     /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -121,8 +123,9 @@ impl<S: Store> TestOutbox<S> {
     /// Fails unless an event of this type was written and committed for which the closure says yes. Gives the first one.
     ///
     /// ```
-    /// # use posthaste_core::testing;
-    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::testing;
+    /// # use posthaste::event::{Kind, TypedEvent};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct OrderPlaced { id: u64, total: u32 }
     /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -149,8 +152,9 @@ impl<S: Store> TestOutbox<S> {
     /// Fails unless an event was written and committed that is wanted, as often as it is wanted. Gives the first one.
     ///
     /// ```
-    /// # use posthaste_core::{Event, testing};
-    /// use posthaste_core::testing::Wanted;
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::{Event, testing};
+    /// use posthaste::testing::Wanted;
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let outbox = testing::writer().await;
@@ -191,8 +195,9 @@ impl<S: Store> TestOutbox<S> {
     /// Fails if an event was written and committed that fits.
     ///
     /// ```
-    /// # use posthaste_core::testing;
-    /// use posthaste_core::testing::Wanted;
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::testing;
+    /// use posthaste::testing::Wanted;
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// let outbox = testing::writer().await;
@@ -214,7 +219,8 @@ impl<S: Store> TestOutbox<S> {
     /// Fails if anything at all was written and committed.
     ///
     /// ```
-    /// # use posthaste_core::{Event, testing};
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::{Event, testing};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let outbox = testing::writer().await;
@@ -241,8 +247,9 @@ impl<S: Store> TestOutbox<S> {
     /// and why it failed last.
     ///
     /// ```
-    /// use posthaste_core::testing::{self, Recorder, Wanted};
-    /// # use posthaste_core::Event;
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::testing::{self, Recorder, Wanted};
+    /// # use posthaste::Event;
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let outbox = testing::outbox().listen_all(Recorder::new()).start_test().await;
@@ -293,8 +300,9 @@ impl<S: Store> TestOutbox<S> {
     /// each status there are then. What is NEW or RETRY waits for its moment, or is leased to another process.
     ///
     /// ```
-    /// use posthaste_core::testing::{self, Recorder};
-    /// # use posthaste_core::Event;
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::testing::{self, Recorder};
+    /// # use posthaste::Event;
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let mailer = Recorder::new();
@@ -378,9 +386,10 @@ impl<S: Store + PassTime> TestOutbox<S> {
     /// waited for; follow it with [`drain_now`](Self::drain_now) or [`wait_delivered`](Self::wait_delivered).
     ///
     /// ```
+    /// # extern crate posthaste_core as posthaste;
     /// use std::time::Duration;
-    /// use posthaste_core::testing::{self, Recorder};
-    /// # use posthaste_core::Event;
+    /// use posthaste::testing::{self, Recorder};
+    /// # use posthaste::Event;
     ///
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {

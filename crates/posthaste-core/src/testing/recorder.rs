@@ -16,8 +16,9 @@ use crate::listener::{Delivery, Failure, Listener, Outcome, Verdict};
 /// A listener that remembers what it received, and fails or waits when it is told to. Clones are the same listener.
 ///
 /// ```
-/// use posthaste_core::testing::{self, Recorder};
-/// # use posthaste_core::event::{Kind, TypedEvent};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::testing::{self, Recorder};
+/// # use posthaste::event::{Kind, TypedEvent};
 /// # #[derive(serde::Serialize, serde::Deserialize, PartialEq, Debug)]
 /// # struct OrderPlaced { id: u64 }
 /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -83,8 +84,9 @@ impl Recorder {
     /// Answers the next so many events like this: any outcome, or a failure of any kind.
     ///
     /// ```
-    /// # use posthaste_core::testing::Recorder;
-    /// # use posthaste_core::Failure;
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::testing::Recorder;
+    /// # use posthaste::Failure;
     /// Recorder::new().answer_next(1, |event| Err(Failure::permanent(format!("no customer for {}", event.id()))));
     /// ```
     pub fn answer_next(&self, times: u64, answer: impl Fn(&Delivery) -> Verdict + Send + Sync + 'static) {

@@ -11,7 +11,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// The output of a future that should end soon; after 30 s the test fails, and says what it waited for.
 ///
 /// ```
-/// # use posthaste_core::testing;
+/// # extern crate posthaste_core as posthaste;
+/// # use posthaste::testing;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
 /// let (sender, receiver) = tokio::sync::oneshot::channel();

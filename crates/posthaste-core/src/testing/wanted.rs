@@ -7,7 +7,8 @@ use crate::event::{AggregateType, Event, EventId, EventType, TypedEvent};
 /// Which events a test asks for. What is not said is not looked at; what is said must all hold.
 ///
 /// ```
-/// use posthaste_core::testing::Wanted;
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::testing::Wanted;
 ///
 /// let wanted = Wanted::event("OrderPlaced")
 ///     .aggregate("Order", 42)
