@@ -2,6 +2,7 @@
 
 #![cfg(feature = "derive")]
 
+mod guide;
 #[cfg(all(feature = "testing", feature = "sqlite"))]
 mod testing;
 
