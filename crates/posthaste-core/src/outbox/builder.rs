@@ -251,7 +251,7 @@ impl<S: Store> OutboxBuilder<S> {
         self
     }
 
-    /// Adds what takes part in every write.
+    /// Adds what takes part in every write. See [`WriteHook`] for an example.
     pub fn hook(mut self, hook: impl WriteHook) -> Self {
         self.hooks.push(Arc::new(hook));
         self
@@ -290,7 +290,7 @@ impl<S: Store> OutboxBuilder<S> {
         self
     }
 
-    /// Sets where to report.
+    /// Sets where to report. See [`Metrics`] for an example.
     pub fn metrics(mut self, metrics: impl Metrics) -> Self {
         self.metrics = Arc::new(metrics);
         self
