@@ -5,18 +5,8 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::watch;
-
-/// How long a case waits before it gives up. Long, because it is only ever waited for by a case that fails.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// The output of a future that should end soon.
-pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
-        Ok(output) => output,
-        Err(_) => panic!("waited in vain until {what}"),
-    }
-}
+pub use posthaste_core::testing::Gate;
+pub(crate) use posthaste_core::testing::within;
 
 /// Asks again and again until the answer is yes, where nothing gives a signal.
 pub(crate) async fn eventually<Fut: Future<Output = bool>>(what: &str, mut ask: impl FnMut() -> Fut) {
@@ -62,31 +52,4 @@ pub(crate) async fn counting_polls<T>(future: impl Future<Output = T>) -> (T, us
         future.as_mut().poll(context).map(|output| (output, polls))
     })
     .await
-}
-
-/// Something to wait at until it is opened. Clones are the same gate.
-#[derive(Clone, Debug)]
-pub struct Gate(watch::Sender<bool>);
-
-impl Gate {
-    /// A closed gate.
-    pub fn new() -> Self {
-        Self(watch::Sender::new(false))
-    }
-
-    /// Lets everybody through, now and later.
-    pub fn open(&self) {
-        self.0.send_replace(true);
-    }
-
-    /// Waits until it is open.
-    pub async fn pass(&self) {
-        self.0.subscribe().wait_for(|open| *open).await.unwrap();
-    }
-}
-
-impl Default for Gate {
-    fn default() -> Self {
-        Self::new()
-    }
 }

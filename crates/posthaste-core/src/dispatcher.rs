@@ -35,6 +35,29 @@ pub(crate) use hot::{HotPath, Overflow};
 ///
 /// Most programs never touch it: [`Outbox`](crate::Outbox) starts one. Dropping it without [`close`](Self::close) ends
 /// its tasks where they are; nothing is lost, but what it had in hand waits until the leases run out.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use std::sync::Arc;
+///
+/// use posthaste::store::RelayStore;
+/// use posthaste::{Delivery, Dispatcher, MemoryStore, Poller, Registry};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store: Arc<dyn RelayStore> = Arc::new(MemoryStore::new());
+/// let mut registry = Registry::new();
+/// registry.register_all(|event: Delivery| async move { println!("{}", event.id()) })?;
+///
+/// let dispatcher = Dispatcher::builder(Arc::clone(&store), registry).start()?;
+/// let poller = Poller::builder(store, Arc::clone(&dispatcher) as Arc<_>).wake(dispatcher.poller_wake()).build()?;
+/// poller.start();
+/// # use posthaste::poller::Source;
+/// # poller.close().await;
+/// assert!(dispatcher.close().await.is_clean());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Dispatcher {
     queues: Arc<Queues<Work>>,
     in_flight: Arc<InFlight>,

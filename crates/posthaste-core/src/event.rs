@@ -67,7 +67,8 @@ pub mod limit {
 /// built, for the insert and for the delivery alike.
 ///
 /// ```
-/// use posthaste_core::Event;
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::Event;
 ///
 /// let event = Event::builder("OrderPlaced")
 ///     .aggregate("Order", "42")
@@ -75,7 +76,7 @@ pub mod limit {
 ///     .json(&serde_json::json!({ "id": 42, "total": "19.90" }))
 ///     .build()?;
 /// assert_eq!(event.event_type(), "OrderPlaced");
-/// # Ok::<(), posthaste_core::event::Error>(())
+/// # Ok::<(), posthaste::event::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Event(Arc<Fields>);
@@ -109,11 +110,38 @@ pub enum Availability {
 
 impl Event {
     /// Starts an event of that type.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use std::time::Duration;
+    ///
+    /// use posthaste::Event;
+    ///
+    /// let event = Event::builder("OrderPlaced")
+    ///     .aggregate("Order", 42)
+    ///     .tenant_id("shop-7")
+    ///     .header("trace", "7f3a")
+    ///     .json(&serde_json::json!({ "total": 1990 }))
+    ///     .deliver_after(Duration::from_secs(60))
+    ///     .build()?;
+    /// assert_eq!((event.aggregate_id(), event.is_delayed()), (Some("42"), true));
+    /// # Ok::<(), posthaste::event::Error>(())
+    /// ```
     pub fn builder(event_type: impl EventType) -> EventBuilder {
         EventBuilder::new(event_type)
     }
 
     /// An event with a JSON text as payload and defaults for everything else.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::Event;
+    ///
+    /// let event = Event::of_json("ShopOpened", r#"{"by":"Ada"}"#)?;
+    /// assert!(Event::of_json("ShopOpened", "{by: Ada}").is_err());
+    /// # let _ = event;
+    /// # Ok::<(), posthaste::event::Error>(())
+    /// ```
     ///
     /// # Errors
     /// When the type is empty or too long, or the text is not JSON or too long.
@@ -173,6 +201,15 @@ impl Event {
 
     /// The payload decoded from JSON.
     ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::Event;
+    ///
+    /// let total: u32 = Event::of_json("OrderPlaced", "1990")?.decode()?;
+    /// assert_eq!(total, 1990);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When the payload is bytes that are not JSON, or JSON that does not fit `T`. As a listener's error it makes the event
     /// DEAD at once: the payload will not be another next time. The reason names the field and its place.
@@ -192,8 +229,9 @@ impl Event {
     /// payload by itself.
     ///
     /// ```
-    /// use posthaste_core::listener::{Delivery, Outcome, batch};
-    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::listener::{Delivery, Outcome, batch};
+    /// # use posthaste::event::{Kind, TypedEvent};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct OrderPlaced { total: u32 }
     /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -243,6 +281,16 @@ impl Event {
     }
 
     /// A builder that starts with every field of this event, for a changed copy.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::Event;
+    ///
+    /// let event = Event::of_json("OrderPlaced", "{}")?;
+    /// let copy = event.to_builder().header("region", "eu-1").build()?;
+    /// assert_eq!((copy.id(), copy.header("region")), (event.id(), Some("eu-1")));
+    /// # Ok::<(), posthaste::event::Error>(())
+    /// ```
     pub fn to_builder(&self) -> EventBuilder {
         EventBuilder::from_fields(&self.0)
     }

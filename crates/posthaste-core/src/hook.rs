@@ -16,6 +16,45 @@ pub type HookError = Box<dyn Error + Send + Sync>;
 /// The dispatcher's hot path is one of these hooks. Without any, nothing happens after a commit: that is the writer for
 /// change data capture. Hooks run on the task that writes or commits, so they should be quick; a hook that fails or
 /// panics is logged, does not reach that task, and does not keep the other hooks from running.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::hook::HookError;
+/// use posthaste::store::NewRow;
+/// use posthaste::{Delivery, Event, MemoryStore, Outbox, WriteHook};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// /// Gives every event the region it was written in.
+/// struct Region(&'static str);
+///
+/// impl WriteHook for Region {
+///     fn before_write(&self, rows: &mut Vec<NewRow>) -> Result<(), HookError> {
+///         for row in rows {
+///             row.event = row.event.to_builder().header("region", self.0).build()?;
+///         }
+///         Ok(())
+///     }
+///
+///     fn after_commit(&self, rows: &[NewRow]) -> Result<(), HookError> {
+///         println!("{} events committed", rows.len());
+///         Ok(())
+///     }
+/// }
+///
+/// let outbox = Outbox::builder(MemoryStore::new())
+///     .hook(Region("eu-1"))
+///     .listen_all(|event: Delivery| async move { assert_eq!(event.header("region"), Some("eu-1")) })
+///     .start()
+///     .await?;
+/// let mut tx = outbox.begin().await?;
+/// tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+/// tx.commit().await?;
+/// outbox.shutdown().await;
+/// assert_eq!(outbox.admin().counts().await?.done, 1);
+/// # Ok(())
+/// # }
+/// ```
 #[expect(unused_variables, reason = "the empty bodies use nothing, and the names document the arguments")]
 pub trait WriteHook: Send + Sync + 'static {
     /// Before the insert: may change events, add them, or take them away. When none is left, nothing is written.

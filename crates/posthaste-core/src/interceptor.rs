@@ -10,6 +10,25 @@ use crate::listener::{Delivery, Failure, Verdict};
 /// `before` runs in the order of registration, `after` in reverse, and `after` only where that interceptor's `before`
 /// succeeded. A failure in `before` takes the place of the listener's verdict, so it is retried by the same rules; a
 /// failure in `after` is logged and changes nothing. Each call has the time limit of the options.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::{Delivery, Failure, Interceptor, Verdict};
+///
+/// struct Audit;
+///
+/// impl Interceptor for Audit {
+///     async fn before(&self, event: &Delivery) -> Result<(), Failure> {
+///         println!("{} begins", event.id());
+///         Ok(())
+///     }
+///
+///     async fn after(&self, event: &Delivery, verdict: &Verdict) -> Result<(), Failure> {
+///         println!("{} ended: {verdict:?}", event.id());
+///         Ok(())
+///     }
+/// }
+/// ```
 pub trait Interceptor: Send + Sync + 'static {
     /// Runs before the listener. A failure keeps the event from it.
     fn before(&self, event: &Delivery) -> impl Future<Output = Result<(), Failure>> + Send {
@@ -25,6 +44,17 @@ pub trait Interceptor: Send + Sync + 'static {
 }
 
 /// An interceptor that only does something before.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::{Failure, interceptor};
+///
+/// let only_ours = interceptor::before(|event| match event.tenant_id() {
+///     Some("shop-7") => Ok(()),
+///     _ => Err(Failure::permanent("of another tenant")),
+/// });
+/// # let _ = only_ours;
+/// ```
 pub fn before(hook: impl Fn(&Delivery) -> Result<(), Failure> + Send + Sync + 'static) -> impl Interceptor {
     struct Before<F>(F);
 
@@ -38,6 +68,17 @@ pub fn before(hook: impl Fn(&Delivery) -> Result<(), Failure> + Send + Sync + 's
 }
 
 /// An interceptor that only does something after.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::interceptor;
+///
+/// let loud = interceptor::after(|event, verdict| {
+///     println!("{}: {verdict:?}", event.id());
+///     Ok(())
+/// });
+/// # let _ = loud;
+/// ```
 pub fn after(hook: impl Fn(&Delivery, &Verdict) -> Result<(), Failure> + Send + Sync + 'static) -> impl Interceptor {
     struct After<F>(F);
 

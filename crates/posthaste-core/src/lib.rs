@@ -36,6 +36,8 @@ pub mod options;
 pub mod outbox;
 mod retention;
 mod sync;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use dispatcher::{Closed, Dispatcher};
 pub use event::{AggregateType, Event, EventBuilder, EventId, EventType, IntoEvent, TypedEvent};

@@ -42,7 +42,8 @@ pub use typed::{Handle, HandleFn, Typed, handler, typed};
 /// listeners by [`typed`]. A struct becomes one like this:
 ///
 /// ```
-/// use posthaste_core::listener::{Delivery, Failure, Listener, Outcome};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::listener::{Delivery, Failure, Listener, Outcome};
 ///
 /// struct Mailer { from: String }
 ///
@@ -69,6 +70,21 @@ pub trait Listener: Send + Sync + 'static {
     }
 
     /// This listener with its own time limit.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use std::time::Duration;
+    ///
+    /// use posthaste::{Delivery, Listener};
+    ///
+    /// async fn mail(event: Delivery) -> std::io::Result<()> {
+    ///     println!("{}", event.id());
+    ///     Ok(())
+    /// }
+    ///
+    /// let listener = mail.with_time_limit(Duration::from_secs(5));
+    /// assert_eq!(listener.time_limit(), Some(Duration::from_secs(5)));
+    /// ```
     fn with_time_limit(self, limit: Duration) -> Configured<Self>
     where
         Self: Sized,
@@ -77,6 +93,17 @@ pub trait Listener: Send + Sync + 'static {
     }
 
     /// This listener with its own retry policy.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use std::time::Duration;
+    ///
+    /// use posthaste::{Delivery, Listener, RetryPolicy};
+    ///
+    /// let once_more = RetryPolicy::fixed([Duration::from_secs(1)]);
+    /// let listener = (|_: Delivery| async { Err::<(), _>("no") }).with_retry(once_more);
+    /// assert_eq!(listener.retry_policy().map(RetryPolicy::attempts), Some(2));
+    /// ```
     fn with_retry(self, policy: RetryPolicy) -> Configured<Self>
     where
         Self: Sized,
@@ -98,6 +125,24 @@ where
 /// Receives events as a slice and answers for each, so that many of them can share one round trip.
 ///
 /// The promises are those of [`Listener`], for each event on its own. Register one with [`batch`].
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::listener::batch;
+/// use posthaste::{BatchListener, Delivery, Outcome, Verdict};
+///
+/// struct Search;
+///
+/// impl BatchListener for Search {
+///     async fn on_events(&self, events: &[Delivery]) -> Vec<Verdict> {
+///         println!("{} documents in one request", events.len());
+///         events.iter().map(|_| Ok(Outcome::Done)).collect()
+///     }
+/// }
+///
+/// let listener = batch(Search).with_max_batch(500);
+/// # let _ = listener;
+/// ```
 pub trait BatchListener: Send + Sync + 'static {
     /// Handles the events and gives one verdict for each, in their order.
     ///

@@ -22,6 +22,22 @@ use table::Table;
 ///
 /// Its clock follows tokio's, so a test that pauses time also pauses leases and retries. Cheap to clone; clones share
 /// the table.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::{Event, MemoryStore, Outbox};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = MemoryStore::new();
+/// let outbox = Outbox::writer_only(store.clone()).start().await?;
+/// let mut tx = outbox.begin().await?;
+/// tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+/// drop(tx);
+/// assert_eq!(outbox.admin().counts().await?.total(), 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     shared: Arc<Shared>,
@@ -65,6 +81,35 @@ impl MemoryStore {
     }
 
     /// Moves the store's clock ahead.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use std::time::Duration;
+    ///
+    /// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = MemoryStore::new();
+    /// let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    /// let outbox = Outbox::builder(store.clone())
+    ///     .listen_all(move |event: Delivery| {
+    ///         let _ = tell.send(event.path());
+    ///         async {}
+    ///     })
+    ///     .start()
+    ///     .await?;
+    /// let mut tx = outbox.begin().await?;
+    /// tx.write(Event::builder("CartAbandoned").json_text("{}").deliver_after(Duration::from_secs(3600))).await?;
+    /// tx.commit().await?;
+    ///
+    /// store.advance(Duration::from_secs(3600));
+    /// outbox.wake();
+    /// assert!(told.recv().await.is_some()); // an hour later
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn advance(&self, length: Duration) {
         self.shared.clock.lock().unwrap_or_else(PoisonError::into_inner).ahead += length;
     }

@@ -34,6 +34,36 @@ use crate::store::Counts;
 /// | [`settle_batch`](Metrics::settle_batch) | histogram | `posthaste_settle_batch_size` |
 /// | [`claim_batch`](Metrics::claim_batch) | histogram | `posthaste_claim_batch_size` |
 /// | [`rows`](Metrics::rows) | gauges | `posthaste_rows{status}` |
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use posthaste::{Delivery, Event, MemoryStore, Metrics, Outbox};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// #[derive(Default)]
+/// struct Count(AtomicU64);
+///
+/// impl Metrics for Count {
+///     fn delivered(&self, count: u64) {
+///         self.0.fetch_add(count, Ordering::Relaxed);
+///     }
+/// }
+///
+/// let count = Arc::new(Count::default());
+/// let outbox =
+///     Outbox::builder(MemoryStore::new()).metrics(count.clone()).listen_all(|_: Delivery| async {}).start().await?;
+/// let mut tx = outbox.begin().await?;
+/// tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+/// tx.commit().await?;
+/// outbox.shutdown().await;
+/// assert_eq!(count.0.load(Ordering::Relaxed), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[expect(unused_variables, reason = "the empty bodies use nothing, and the names document the arguments")]
 pub trait Metrics: Send + Sync + 'static {
     /// Events entered the hot queue.
@@ -146,7 +176,15 @@ mod facade {
     use crate::listener::Path;
     use crate::store::{Counts, Status};
 
-    /// Reports to whatever recorder is installed for the `metrics` facade.
+    /// Reports to whatever recorder is installed for the `metrics` facade. Comes with the feature `metrics`.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::metrics::FacadeMetrics;
+    /// use posthaste::{Delivery, MemoryStore, Outbox};
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new()).metrics(FacadeMetrics).listen_all(|_: Delivery| async {});
+    /// ```
     #[derive(Clone, Copy, Debug, Default)]
     pub struct FacadeMetrics;
 

@@ -15,8 +15,9 @@ use crate::store::Purge;
 /// Lengths of time are written as `5s`, `200ms` or `5m` in files and in the environment.
 ///
 /// ```
+/// # extern crate posthaste_core as posthaste;
 /// use std::time::Duration;
-/// use posthaste_core::Options;
+/// use posthaste::Options;
 ///
 /// let options = Options { workers: 8, ..Options::default() };
 /// let from_toml: Options = toml::from_str("workers = 8\npoll_interval = '500ms'")?;

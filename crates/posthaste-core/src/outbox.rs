@@ -29,7 +29,8 @@ pub use transaction::Transaction;
 /// A transactional outbox: events written with your business change, delivered at least once after its commit.
 ///
 /// ```
-/// use posthaste_core::{Delivery, Event, MemoryStore, Outbox};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::{Delivery, Event, MemoryStore, Outbox};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -98,28 +99,129 @@ impl<S: WriteStore> Clone for Outbox<S> {
 impl<S: Store> Outbox<S> {
     /// Starts to build an outbox for a table that any number of processes may share. The same as
     /// [`many_nodes`](Self::many_nodes).
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let outbox = Outbox::builder(MemoryStore::new())
+    ///     .listen("Order", "OrderPlaced", |event: Delivery| async move { println!("{}", event.id()) })
+    ///     .start()
+    ///     .await?;
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn builder(store: S) -> OutboxBuilder<S> {
         Self::many_nodes(store)
     }
 
     /// For any number of processes on one table. The events of a process that dies are delivered by the others once its
     /// leases have run out.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // Two processes on one table, each with a name for whoever looks at their leases.
+    /// let table = MemoryStore::new();
+    /// let node = async |name: &str| {
+    ///     let options = posthaste::Options { owner: Some(name.into()), ..Default::default() };
+    ///     Outbox::many_nodes(table.clone()).options(options).listen_all(|_: Delivery| async {}).start().await
+    /// };
+    /// let (first, second) = (node("eu-1").await?, node("eu-2").await?);
+    ///
+    /// let mut tx = first.begin().await?;
+    /// tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+    /// tx.commit().await?;
+    /// first.shutdown().await;
+    /// assert_eq!(second.admin().counts().await?.done, 1);
+    /// # second.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn many_nodes(store: S) -> OutboxBuilder<S> {
         OutboxBuilder::new(store, Scenario::ManyNodes)
     }
 
     /// For a process that is alone on its table. When it starts it takes over at once what its predecessor left behind,
     /// instead of waiting for leases to run out. Two of them by mistake deliver twice, but lose nothing.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let table = MemoryStore::new();
+    /// # let hangs = |_: Delivery| std::future::pending::<()>();
+    /// # let dies = Outbox::builder(table.clone()).listen_all(hangs).start().await?;
+    /// # let mut tx = dies.begin().await?;
+    /// # tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+    /// # tx.commit().await?;
+    /// # drop(dies);
+    /// // Its predecessor was killed with an event in hand. It is delivered now, not when that lease has run out.
+    /// let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    /// let outbox = Outbox::single_node(table)
+    ///     .listen_all(move |event: Delivery| {
+    ///         let _ = tell.send(event.id().clone());
+    ///         async {}
+    ///     })
+    ///     .start()
+    ///     .await?;
+    /// assert!(told.recv().await.is_some());
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn single_node(store: S) -> OutboxBuilder<S> {
         OutboxBuilder::new(store, Scenario::SingleNode)
     }
 
     /// For a process that only writes, while another one, or the database's log, delivers.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Event, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let outbox = Outbox::writer_only(MemoryStore::new()).start().await?; // no listener is asked for
+    ///
+    /// let mut tx = outbox.begin().await?;
+    /// tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+    /// tx.commit().await?;
+    /// assert_eq!(outbox.admin().counts().await?.new, 1); // somebody else's to deliver
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn writer_only(store: S) -> OutboxBuilder<S> {
         OutboxBuilder::new(store, Scenario::WriterOnly)
     }
 
     /// What an operator needs: to count, find, list, redrive and purge.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::store::{Filter, Page};
+    /// use posthaste::{Delivery, MemoryStore, Outbox, Status};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// let dead = Filter { statuses: vec![Status::Dead], ..Filter::default() };
+    /// for row in outbox.admin().list(&dead, &Page::default()).await? {
+    ///     println!("{}: {:?}", row.id, row.state.last_error);
+    /// }
+    /// assert_eq!(outbox.admin().counts().await?.pending(), 0);
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn admin(&self) -> &dyn AdminStore {
         &self.0.store
     }
@@ -132,6 +234,22 @@ impl<S: WriteStore> Outbox<S> {
     }
 
     /// Begins a transaction in which your own statements and events go together. Use it as your connection.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// let mut tx = outbox.begin().await?;
+    /// // Your own statements go here, on `&mut *tx`.
+    /// tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+    /// tx.commit().await?;
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When the database cannot be reached or is busy for too long.
@@ -148,6 +266,26 @@ impl<S: WriteStore> Outbox<S> {
     /// Writes an event in a transaction that is yours. Call [`Receipt::dispatch`] after its commit; without it the
     /// poller delivers the event, a little later.
     ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::memory::MemoryTx;
+    /// use posthaste::store::WriteStore;
+    /// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// // With sqlx it is `pool.begin().await?`.
+    /// let mut tx = MemoryTx::new();
+    /// let receipt = outbox.write(&mut tx, Event::of_json("OrderPlaced", "{}")).await?;
+    /// outbox.store().commit(tx).await?;
+    /// receipt.dispatch();
+    /// # outbox.shutdown().await;
+    /// # assert_eq!(outbox.admin().counts().await?.done, 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the event is not acceptable or the database does not take it.
     ///
@@ -158,6 +296,26 @@ impl<S: WriteStore> Outbox<S> {
     }
 
     /// Writes several events in a transaction that is yours, in few statements. Otherwise like [`write`](Self::write).
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::memory::MemoryTx;
+    /// use posthaste::store::WriteStore;
+    /// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// let mut tx = MemoryTx::new();
+    /// let placed = |id| Event::builder("OrderPlaced").aggregate("Order", id).json(&id);
+    /// let receipt = outbox.write_all(&mut tx, (1..=3).map(placed)).await?;
+    /// outbox.store().commit(tx).await?;
+    /// assert_eq!(receipt.ids().len(), 3);
+    /// receipt.dispatch();
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When an event is not acceptable or the database does not take them.
@@ -190,6 +348,20 @@ impl<S: WriteStore> Outbox<S> {
     }
 
     /// Asks the poller to look at the table now. For events that somebody else inserted.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// // A program in another language has just inserted a row.
+    /// outbox.wake();
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn wake(&self) {
         if let Some(relay) = &self.0.relay {
             relay.dispatcher.poller_wake().now();
@@ -201,8 +373,29 @@ impl<S: WriteStore> Outbox<S> {
         self.0.relay.as_ref().map_or(0, |relay| relay.dispatcher.in_flight())
     }
 
+    /// What delivers, unless this outbox only writes.
+    #[cfg(feature = "testing")]
+    pub(crate) fn dispatcher(&self) -> Option<&Arc<Dispatcher>> {
+        self.0.relay.as_ref().map(|relay| &relay.dispatcher)
+    }
+
     /// Ends the deliveries in order: stops claiming, drains what is in memory, settles, and releases what the deadline
     /// cut off. Writing still works afterwards; its events are left to others. Calling it again waits for the one end.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// let closed = outbox.shutdown().await;
+    /// if !closed.is_clean() {
+    ///     println!("{} given back, {} left to their leases", closed.released, closed.abandoned);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn shutdown(&self) -> Closed {
         kill_point!("shutdown.before");
         self.0.stop_aside();
@@ -228,6 +421,23 @@ impl<S: WriteStore> Outbox<S> {
     }
 
     /// Like [`shutdown`](Self::shutdown), but gives back at once what has not ended by itself.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// // The first signal ends it in order, the second one at once.
+    /// # let second_signal = std::future::pending::<()>;
+    /// tokio::select! {
+    ///     closed = outbox.shutdown() => assert!(closed.is_clean()),
+    ///     () = second_signal() => { outbox.shutdown_now().await; }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn shutdown_now(&self) -> Closed {
         kill_point!("shutdown.before");
         self.0.stop_aside();

@@ -64,7 +64,7 @@ const GROWTH: usize = 4;
 ///
 /// Polls at once when it starts, again at once after a full batch, with a larger one, and otherwise when something wakes
 /// it: a write, a retry or a delay that is due, the interval. Errors are tried again with a growing, random delay.
-/// Cheap to clone; when the last clone is dropped it stops.
+/// Cheap to clone; when the last clone is dropped it stops. See [`Dispatcher`](crate::Dispatcher) for an example.
 #[derive(Clone)]
 pub struct Poller {
     inner: Arc<Inner>,

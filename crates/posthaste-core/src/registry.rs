@@ -15,6 +15,21 @@ pub const ANY: &str = "*";
 /// The most exact registration wins: both names, then the aggregate type with any event type, then the event type with
 /// any aggregate type, then the one for everything. Several listeners for one event are a
 /// [`FanOut`](crate::listener::FanOut). Typed events are registered by their types instead of by names.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::listener::{Delivery, Path};
+/// use posthaste::{Event, Registry};
+///
+/// let mut registry = Registry::new();
+/// registry.register("Order", "OrderPlaced", |_: Delivery| async {})?;
+/// registry.register("Order", "*", |_: Delivery| async {})?;
+/// assert!(registry.register("Order", "*", |_: Delivery| async {}).is_err());
+///
+/// let paid = Event::builder("OrderPaid").aggregate("Order", 42).json_text("{}").build()?;
+/// assert!(registry.listener_for(&paid).is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     // By event type, then by aggregate type, so that a lookup borrows the event's own strings.
@@ -98,15 +113,16 @@ impl Registry {
     /// Registers an async function for a typed event; see [`OutboxBuilder::on`](crate::OutboxBuilder::on).
     ///
     /// ```
-    /// use posthaste_core::Registry;
-    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::Registry;
+    /// # use posthaste::event::{Kind, TypedEvent};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct OrderPlaced { id: u64 }
     /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
     ///
     /// let mut registry = Registry::new();
     /// registry.on::<OrderPlaced>(|_event, order| async move { println!("{}", order.id) })?;
-    /// # Ok::<(), posthaste_core::registry::Error>(())
+    /// # Ok::<(), posthaste::registry::Error>(())
     /// ```
     ///
     /// # Errors

@@ -10,8 +10,9 @@ use std::time::Duration;
 /// failure.
 ///
 /// ```
+/// # extern crate posthaste_core as posthaste;
 /// use std::time::Duration;
-/// use posthaste_core::RetryPolicy;
+/// use posthaste::RetryPolicy;
 ///
 /// let patient = RetryPolicy::exponential(Duration::from_secs(1), Duration::from_secs(3600)).max_attempts(30);
 /// let brisk = RetryPolicy::fixed([100, 200, 400, 800, 1600].map(Duration::from_millis));
@@ -54,11 +55,30 @@ impl RetryPolicy {
     }
 
     /// Asks a function for the delay after the k-th failure; k starts at 1.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use std::time::Duration;
+    ///
+    /// use posthaste::RetryPolicy;
+    /// use posthaste::retry::Jitter;
+    ///
+    /// let longer_each_time = RetryPolicy::custom(|failures| Duration::from_secs(60) * failures).max_attempts(5);
+    /// assert_eq!(longer_each_time.next_delay(2, &Jitter::default()), Some(Duration::from_secs(120)));
+    /// assert_eq!(longer_each_time.next_delay(5, &Jitter::default()), None);
+    /// ```
     pub fn custom(delay: impl Fn(u32) -> Duration + Send + Sync + 'static) -> Self {
         Self { schedule: Schedule::Custom(Arc::new(delay)), max_attempts: Self::ATTEMPTS }
     }
 
     /// Makes the first failure the last: the event is DEAD at once.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::RetryPolicy;
+    ///
+    /// assert_eq!(RetryPolicy::never().attempts(), 1);
+    /// ```
     pub fn never() -> Self {
         Self::fixed([])
     }
@@ -119,22 +139,27 @@ impl fmt::Debug for RetryPolicy {
 
 /// The randomness that spreads retries, passed in so that a test can repeat it.
 #[derive(Clone, Debug)]
-pub struct Jitter(Arc<Mutex<fastrand::Rng>>);
+pub struct Jitter(Option<Arc<Mutex<fastrand::Rng>>>);
 
 impl Jitter {
     /// The same spread every time.
     pub fn seeded(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(fastrand::Rng::with_seed(seed))))
+        Self(Some(Arc::new(Mutex::new(fastrand::Rng::with_seed(seed)))))
+    }
+
+    /// No spread: a test can tell to the microsecond when something is tried again. Programs would all try at once.
+    pub fn none() -> Self {
+        Self(None)
     }
 
     /// A factor in [0.5, 1.5).
     pub fn factor(&self) -> f64 {
-        0.5 + self.0.lock().unwrap_or_else(PoisonError::into_inner).f64()
+        self.0.as_ref().map_or(1.0, |rng| 0.5 + rng.lock().unwrap_or_else(PoisonError::into_inner).f64())
     }
 }
 
 impl Default for Jitter {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(fastrand::Rng::new())))
+        Self(Some(Arc::new(Mutex::new(fastrand::Rng::new()))))
     }
 }

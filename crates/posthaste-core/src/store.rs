@@ -118,6 +118,11 @@ impl Leases {
         Self { owner, next: AtomicU64::new(1) }
     }
 
+    #[cfg(feature = "testing")]
+    pub(crate) fn owner(&self) -> &str {
+        &self.owner
+    }
+
     pub(crate) fn next(&self) -> Lease {
         Lease::new(&self.owner, self.next.fetch_add(1, Ordering::Relaxed))
     }

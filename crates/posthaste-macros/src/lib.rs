@@ -10,7 +10,8 @@ use syn::{DeriveInput, parse_macro_input};
 
 use shape::Shape;
 
-/// Makes a type an event: written with `tx.write(value)`, received with `on::<Type>(…)`.
+/// Makes a type an event: written with `tx.write(value)`, received with `on::<Type>(…)`. Comes with the feature
+/// `derive`, which is on by default.
 ///
 /// ```
 /// # extern crate posthaste_core as posthaste;

@@ -40,6 +40,8 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod tls;
 mod url;

@@ -11,6 +11,8 @@ mod row;
 mod server;
 mod settle;
 mod sql;
+#[cfg(feature = "testing")]
+mod testing;
 mod tx;
 
 use std::fmt;
@@ -40,12 +42,30 @@ use tx::Inserts;
 pub use tx::MySqlTx;
 
 /// An outbox in a MySQL (8.0.17 or later) or MariaDB (10.3 or later) database. Cheap to clone; clones share the pool.
+/// Comes with the feature `mysql`.
 ///
 /// What is available, leased or expired is decided by the server's clock, in UTC, whatever the time zone of the session.
 ///
 /// Claims and settlements run in transactions of their own, READ COMMITTED: under REPEATABLE READ, the servers' default,
 /// a claim would lock the gaps between rows, and hold up everybody who inserts. A server that writes its log by
 /// statement (`binlog_format = STATEMENT`) refuses that; the defaults, ROW and MIXED, are fine.
+///
+/// ```no_run
+/// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+/// use posthaste::{Delivery, Event, MySqlStore, Outbox};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = MySqlStore::connect("mysql://shop@localhost/shop").await?;
+/// store.migrate().await?;
+/// let outbox = Outbox::builder(store).listen_all(|_: Delivery| async {}).start().await?;
+///
+/// let mut tx = outbox.begin().await?;
+/// sqlx::query("INSERT INTO orders (id) VALUES (?)").bind(42).execute(&mut *tx).await?;
+/// tx.write(Event::builder("OrderPlaced").aggregate("Order", 42).json_text("{}")).await?;
+/// tx.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Cancellation
 /// Whatever the store sends it also waits for: what a dropped future had begun is ended by a task, so that no connection
@@ -117,6 +137,18 @@ impl MySqlStore {
     /// A store in the table `outbox_event` of the database that the connections of this pool of yours are in.
     ///
     /// Keep sqlx's defaults for the character set (`utf8mb4`). A pool of one connection will do.
+    ///
+    /// ```no_run
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::MySqlStore;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = sqlx::MySqlPool::connect("mysql://shop@localhost/shop").await?;
+    /// let store = MySqlStore::new(pool.clone());
+    /// store.migrate().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(pool: MySqlPool) -> Self {
         Self {
             pool,
@@ -134,6 +166,16 @@ impl MySqlStore {
     ///
     /// For TLS, build with the feature `tls`, and say `?ssl-mode=VERIFY_IDENTITY` in the URL. By default it is taken if it
     /// is offered, and nothing is checked. MySQL itself takes passwords over TLS only, unless they are empty.
+    ///
+    /// ```no_run
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::MySqlStore;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = MySqlStore::connect("mysql://shop:secret@db.example.com/shop?ssl-mode=VERIFY_IDENTITY").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When the URL is not one of MySQL, says something of TLS that would be ignored, or demands it from a build that has
@@ -161,6 +203,17 @@ impl MySqlStore {
     }
 
     /// The same store with another table, `table` or `database.table`.
+    ///
+    /// ```no_run
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::MySqlStore;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = MySqlStore::connect("mysql://shop@localhost/shop").await?.with_table("order_events")?;
+    /// store.migrate().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Config`], saying what is allowed, for names that are not plain identifiers.

@@ -12,6 +12,8 @@ mod row;
 mod settle;
 mod signal;
 mod sql;
+#[cfg(feature = "testing")]
+mod testing;
 mod tx;
 
 use std::fmt;
@@ -54,7 +56,7 @@ const FRESH: Duration = Duration::from_secs(1);
 const TRIES: u32 = 6;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 
-/// An outbox in a PostgreSQL database. Cheap to clone; clones share the pool.
+/// An outbox in a PostgreSQL database. Cheap to clone; clones share the pool. Comes with the feature `postgres`.
 ///
 /// What is available, leased or expired is decided by the clock of the server. Behind a pooler that gives a connection to
 /// a transaction at a time, turn sqlx's cache of prepared statements off (`?statement-cache-capacity=0`), and wake-ups
@@ -63,6 +65,23 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 /// The table has an index for what the outbox itself needs. To search a large one by aggregate often, add one:
 /// `CREATE INDEX CONCURRENTLY ON outbox_event (aggregate_id)`. It costs every write, so it is not there by itself. A table in
 /// partitions is refused that: create it `ON ONLY` the table, then concurrently on each partition, and attach those.
+///
+/// ```no_run
+/// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+/// use posthaste::{Delivery, Event, Outbox, PgStore};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = PgStore::connect("postgres://shop@localhost/shop").await?;
+/// store.migrate().await?;
+/// let outbox = Outbox::builder(store).listen_all(|_: Delivery| async {}).start().await?;
+///
+/// let mut tx = outbox.begin().await?;
+/// sqlx::query("INSERT INTO orders (id) VALUES ($1)").bind(42).execute(&mut *tx).await?;
+/// tx.write(Event::builder("OrderPlaced").aggregate("Order", 42).json_text("{}")).await?;
+/// tx.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct PgStore {
     pool: PgPool,
@@ -109,6 +128,18 @@ impl PgStore {
     /// A store in the table `outbox_event`, on a pool of yours. A pool of one connection will do.
     ///
     /// A relay that is woken by other processes keeps one more connection, with the options of the pool.
+    ///
+    /// ```no_run
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::PgStore;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = sqlx::PgPool::connect("postgres://shop@localhost/shop").await?;
+    /// let store = PgStore::new(pool.clone());
+    /// store.migrate().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(pool: PgPool) -> Self {
         let sql = Arc::new(Statements::new(TableName::default()));
         let (failover, partitioned) = (Failover::default(), None);
@@ -120,6 +151,16 @@ impl PgStore {
     ///
     /// For TLS, build with the feature `tls`, and say `?sslmode=verify-full` in the URL. By default it is taken if it is
     /// offered, and nothing is checked.
+    ///
+    /// ```no_run
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::PgStore;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = PgStore::connect("postgres://shop:secret@db.example.com/shop?sslmode=verify-full").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When the URL is not one of PostgreSQL, says something of TLS that would be ignored, or demands it from a build that
@@ -164,6 +205,17 @@ impl PgStore {
 
     /// The same store with another table, `table` or `schema.table`.
     ///
+    /// ```no_run
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::PgStore;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = PgStore::connect("postgres://shop@localhost/shop").await?.with_table("outbox.order_events")?;
+    /// store.migrate().await?; // the schema has to be there
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Config`], saying what is allowed, for names that are not plain identifiers.
     pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
@@ -200,6 +252,17 @@ impl PgStore {
     /// The price is that an id is unique within a partition only: an event that is written again with the same id, while
     /// another partition is current, is not refused but delivered again. Two that one claim takes share a lease, and so an
     /// outcome. Default: one plain table.
+    ///
+    /// ```no_run
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::{Partitions, PgStore};
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = PgStore::connect("postgres://shop@localhost/shop").await?.partitioned(Partitions::daily().ahead(7));
+    /// store.migrate().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn partitioned(mut self, partitions: Partitions) -> Self {
         self.partitioned = Some(Arc::new(Partitioned::new(partitions)));
         self

@@ -9,6 +9,8 @@ mod migrate;
 mod row;
 mod settle;
 mod sql;
+#[cfg(feature = "testing")]
+pub(crate) mod testing;
 mod tx;
 
 use std::fmt;
@@ -45,13 +47,34 @@ const ROW_BUFFER: usize = 1024;
 /// stays in the log until then goes to the database once. 16 MB, four times SQLite's own default.
 const CHECKPOINT_PAGES: &str = "4000";
 
-/// An outbox in a SQLite database. Cheap to clone; clones share the pool.
+/// An outbox in a SQLite database. Cheap to clone; clones share the pool. Comes with the feature `sqlite`.
 ///
 /// SQLite lets one transaction write at a time. Writers of one process queue up here, in order, instead of polling the
 /// file's lock, so make all of them through clones of one store. Transactions of other processes are waited for.
 ///
 /// SQLite has no clock of its own: what is available, leased or expired is decided by the clock of the machine, which
 /// all processes that share a file share as well.
+///
+/// ```
+/// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+/// use posthaste::{Delivery, Event, Outbox, SqliteStore};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = SqliteStore::connect("sqlite::memory:").await?;
+/// store.migrate().await?;
+/// sqlx::query("CREATE TABLE orders (id INTEGER PRIMARY KEY)").execute(store.pool()).await?;
+/// let outbox = Outbox::builder(store).listen_all(|_: Delivery| async {}).start().await?;
+///
+/// let mut tx = outbox.begin().await?;
+/// sqlx::query("INSERT INTO orders (id) VALUES (?)").bind(42).execute(&mut *tx).await?;
+/// tx.write(Event::builder("OrderPlaced").aggregate("Order", 42).json_text("{}")).await?;
+/// tx.commit().await?;
+/// # outbox.shutdown().await;
+/// # assert_eq!(outbox.admin().counts().await?.done, 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct SqliteStore {
     pool: SqlitePool,
@@ -91,6 +114,27 @@ impl SqliteStore {
     /// Claims and settlements go through one more connection of the same options and hooks, with
     /// `synchronous = NORMAL`: a power cut that undoes a settlement only has its event delivered again, so nobody has to
     /// wait for the disk there.
+    ///
+    /// ```
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::SqliteStore;
+    /// use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("shop.db");
+    /// let options = SqliteConnectOptions::new()
+    ///     .filename(path)
+    ///     .create_if_missing(true)
+    ///     .journal_mode(SqliteJournalMode::Wal)
+    ///     .synchronous(SqliteSynchronous::Full);
+    /// let pool = SqlitePoolOptions::new().max_connections(8).connect_with(options).await?;
+    /// let store = SqliteStore::new(pool.clone());
+    /// store.migrate().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(pool: SqlitePool) -> Self {
         Self {
             relay: relay_pool(&pool),
@@ -107,6 +151,20 @@ impl SqliteStore {
     /// other; 5 s of patience with transactions of other processes; and `synchronous = FULL`, because with `NORMAL` a
     /// power cut may undo a commit whose event was already delivered.
     ///
+    /// ```
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::SqliteStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("shop.db");
+    /// let store = SqliteStore::open(path).await?;
+    /// store.migrate().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the file cannot be opened.
     pub async fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
@@ -115,6 +173,19 @@ impl SqliteStore {
 
     /// A store at a `sqlite:` URL, set up as by [`open`](Self::open). `sqlite::memory:` is one for tests, which ends
     /// with the store.
+    ///
+    /// ```
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::SqliteStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = SqliteStore::connect("sqlite::memory:").await?;
+    /// store.migrate().await?;
+    /// assert!(SqliteStore::connect("postgres://localhost/shop").await.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When the URL is not one of SQLite, or the file cannot be opened.
@@ -164,6 +235,19 @@ impl SqliteStore {
 
     /// The same store with another table, `table` or `schema.table` where the schema is that of an attached database.
     ///
+    /// ```
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::SqliteStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = SqliteStore::connect("sqlite::memory:").await?.with_table("order_events")?;
+    /// store.migrate().await?;
+    /// assert_eq!(store.table().to_string(), "order_events");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Config`], saying what is allowed, for names that are not plain identifiers.
     pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
@@ -176,6 +260,24 @@ impl SqliteStore {
     /// The table then holds only what is pending or DEAD, and nothing has to be purged. The price is that nothing tells of
     /// what was delivered, and that the id of a delivered event is free again: an insert of the same id is not refused.
     /// Default: rows are kept, and [`Options::retention_done`](posthaste_core::Options::retention_done) says for how long.
+    ///
+    /// ```
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::{Delivery, Event, Outbox, SqliteStore};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = SqliteStore::connect("sqlite::memory:").await?.deleting_done();
+    /// store.migrate().await?;
+    /// let outbox = Outbox::builder(store).listen_all(|_: Delivery| async {}).start().await?;
+    /// let mut tx = outbox.begin().await?;
+    /// tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+    /// tx.commit().await?;
+    /// outbox.shutdown().await;
+    /// assert_eq!(outbox.admin().counts().await?.total(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn deleting_done(mut self) -> Self {
         self.deletes_done = true;
         self

@@ -11,6 +11,14 @@ const ALLOWED: &str = "a table name has 1 to 48 of the characters A-Z, a-z, 0-9 
                        or sqlite_, and may follow a schema of the same form and a dot";
 
 /// The name of a table, with or without a schema, that is safe to stand in SQL.
+///
+/// ```
+/// use posthaste_sql::TableName;
+///
+/// assert_eq!(TableName::parse("outbox.order_events")?.schema(), Some("outbox"));
+/// assert!(TableName::parse("orders; DROP TABLE orders").is_err());
+/// # Ok::<(), posthaste_core::store::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TableName {
     schema: Option<Box<str>>,

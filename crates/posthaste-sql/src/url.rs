@@ -48,6 +48,15 @@ impl fmt::Display for Scheme {
 
 /// Which database a URL speaks of, by the part before its first colon, in capitals or not.
 ///
+/// ```
+/// use posthaste_sql::{Scheme, detect};
+///
+/// # #[cfg(feature = "sqlite")]
+/// assert_eq!(detect("sqlite:shop.db")?, Scheme::Sqlite);
+/// assert!(detect("shop.db").is_err());
+/// # Ok::<(), posthaste_core::store::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Config`] when there is no such part, when it is not known (the message lists those that are), or when the
 /// database is known but this build has no support for it. Messages never show the rest of the URL, which may hold a

@@ -3,8 +3,12 @@
 //! No transaction spans both. The order's event carries the news across, at least once; the invoice's number makes a
 //! repeat harmless.
 
+#[cfg(test)]
+mod tests;
+
 use posthaste::listener::Failure;
-use posthaste::{Delivery, Event, Outbox, SqliteStore};
+use posthaste::store::Store;
+use posthaste::{Delivery, Event, EventBuilder, Outbox, OutboxBuilder, SqliteStore};
 use tokio::sync::mpsc;
 
 #[tokio::main]
@@ -24,18 +28,12 @@ async fn main() -> anyhow::Result<()> {
         .start()
         .await?;
 
-    let orders = Outbox::builder(orders)
-        .listen("Order", "OrderPlaced", {
-            let billing = billing.clone();
-            move |event: Delivery| issue_invoice(billing.clone(), event)
-        })
-        .start()
-        .await?;
+    let orders = billed(Outbox::builder(orders), billing.clone()).start().await?;
 
     for id in 1..=3 {
         let mut tx = orders.begin().await?;
         sqlx::query("INSERT INTO orders (id, total) VALUES (?, '19.90')").bind(id).execute(&mut *tx).await?;
-        tx.write(Event::builder("OrderPlaced").aggregate("Order", id).json_text(r#"{"total":"19.90"}"#)).await?;
+        tx.write(order_placed(id)).await?;
         tx.commit().await?;
         println!("orders: order {id} placed");
     }
@@ -48,6 +46,15 @@ async fn main() -> anyhow::Result<()> {
     let (placed, issued) = (orders.admin().counts().await?, billing.admin().counts().await?);
     println!("orders: {} events done; billing: {} events done", placed.done, issued.done);
     Ok(())
+}
+
+fn order_placed(id: i32) -> EventBuilder {
+    Event::builder("OrderPlaced").aggregate("Order", id).json_text(r#"{"total":"19.90"}"#)
+}
+
+/// Orders that are billed: the listener that carries the news across.
+fn billed<S: Store>(orders: OutboxBuilder<S>, billing: Outbox<SqliteStore>) -> OutboxBuilder<S> {
+    orders.listen("Order", "OrderPlaced", move |event: Delivery| issue_invoice(billing.clone(), event))
 }
 
 async fn open(directory: &tempfile::TempDir, name: &str, table: &'static str) -> anyhow::Result<SqliteStore> {

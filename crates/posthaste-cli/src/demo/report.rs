@@ -43,8 +43,7 @@ impl Report<'_> {
         fact(f, "", &count(figures.retried.get()), "failed deliveries, tried again")?;
         fact(f, "", &count(figures.dead.get()), "dead, kept for an operator to look at")?;
         if let (Some(p50), Some(p99)) = (figures.hot_latency(0.5), figures.hot_latency(0.99)) {
-            fact(f, "hot path", &length(p50), "from commit to listener, p50")?;
-            fact(f, "", &length(p99), "p99")?;
+            fact(f, "hot path", &length(p50), &format!("from commit to listener, the median; p99 {}", length(p99)))?;
         }
         fact(
             f,
@@ -67,9 +66,9 @@ impl Report<'_> {
         let why = match repeats.by_the_kill {
             0 => String::new(),
             by_the_kill if by_the_kill == repeats.orders => ": the kill came before DONE".to_owned(),
-            by_the_kill => format!(": {} because the kill came before DONE", count(by_the_kill)),
+            by_the_kill => format!(", {} of them for the kill", count(by_the_kill)),
         };
-        let repeated = format!("{} came again, which is allowed{why}", count(repeats.orders));
+        let repeated = format!("{} came again, as is allowed{why}", count(repeats.orders));
         line(f, &style("·").dim(), "at least once", &repeated)
     }
 
@@ -83,7 +82,7 @@ impl Report<'_> {
         if let Some(path) = self.database.kept() {
             writeln!(f, "The verdict is about this run alone. The database is kept: {}", path.display())?;
         }
-        writeln!(f, "Next: the quick start in the README of posthaste, for a service of your own.")
+        writeln!(f, "Next, for a service of your own: \"Five minutes\" in README.md, then docs/guide.")
     }
 }
 
@@ -99,11 +98,12 @@ impl fmt::Display for Report<'_> {
 }
 
 fn fact(f: &mut fmt::Formatter<'_>, subject: &str, figure: &str, text: &str) -> fmt::Result {
-    writeln!(f, "  {} {}  {text}", style(format!("{subject:<9}")).dim(), style(format!("{figure:>8}")).bold())
+    writeln!(f, "  {} {}  {text}", style(format!("{subject:<9}")).dim(), style(format!("{figure:>9}")).bold())
 }
 
 fn line(f: &mut fmt::Formatter<'_>, mark: &StyledObject<&str>, name: &str, text: &str) -> fmt::Result {
-    writeln!(f, "  {mark} {name:<14}  {text}")
+    // As wide as subject and figure of a fact, so that all texts begin in one column.
+    writeln!(f, "  {mark} {name:<17}  {text}")
 }
 
 fn broken_by(promise: &Promise) -> String {

@@ -210,7 +210,7 @@ impl Scenario {
         let started_at = Instant::now();
         self.start_dispatcher().await?;
         let leases = counted(in_hand as u64, "lease");
-        self.view.note(&format!("new dispatcher took over {leases} in {}", length(started_at.elapsed())));
+        self.view.relief(&format!("new dispatcher took over {leases} in {}", length(started_at.elapsed())));
         Ok(())
     }
 
@@ -219,7 +219,7 @@ impl Scenario {
         loop {
             let pending = self.store.counts().await?.pending();
             if pending == 0 {
-                self.view.note("nothing is pending any more");
+                self.view.relief("nothing is pending any more");
                 return Ok(());
             }
             if pending < least {

@@ -62,9 +62,15 @@ impl View {
         self.happened(&style(text).for_stderr().yellow().to_string());
     }
 
+    /// Says that something bad is over.
+    pub(super) fn relief(&self, text: &str) {
+        self.happened(&style(text).for_stderr().green().to_string());
+    }
+
     /// Keeps the picture current until it is dropped.
     pub(super) async fn keep_current(&self, service: &Service, plan: &Plan) -> Infallible {
-        let mut ticks = tokio::time::interval(if self.bar.is_some() { FRAME } else { LINE });
+        let mut ticks = tokio::time::interval(FRAME);
+        let mut line_at = Instant::now() + LINE;
         let mut deliveries = Deliveries::new();
         let mut poison_is_dead = false;
         // The first tick comes at once, when there is nothing to tell.
@@ -74,11 +80,15 @@ impl View {
             let rate = deliveries.rate(self.figures.delivered.get());
             if self.figures.dead.get() > 0 && !poison_is_dead {
                 poison_is_dead = true;
-                self.note(&format!("the event of order {} is poison, and DEAD now", plan.poison()));
+                self.alarm(&format!("the event of order {} is poison, and DEAD now", plan.poison()));
             }
             match &self.bar {
                 Some(bar) => self.draw(bar, &rate, service.in_hand()),
-                None => self.print(&self.line(rate)),
+                None if Instant::now() >= line_at => {
+                    line_at += LINE;
+                    self.print(&self.line(rate));
+                }
+                None => {}
             }
         }
     }

@@ -19,6 +19,15 @@ const JUST_NOW: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Builds an [`Event`]. Mistakes are kept until [`build`](Self::build) names the first of them.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::Event;
+/// use posthaste::event::Error;
+///
+/// let mistake = Event::builder("").aggregate("Order", 42).json_text("{}").build();
+/// assert!(matches!(mistake, Err(Error::Empty { field: "event_type" })));
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it is built or written"]
 pub struct EventBuilder {
@@ -95,6 +104,16 @@ impl EventBuilder {
     }
 
     /// Sets the id. Default: a new ULID. Any text of up to 36 characters that is unique in the table will do.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::Event;
+    ///
+    /// // From the request, so that a request that is repeated cannot write its event twice.
+    /// let event = Event::builder("OrderPlaced").id("request-8812").json_text("{}").build()?;
+    /// # let _ = event;
+    /// # Ok::<(), posthaste::event::Error>(())
+    /// ```
     pub fn id(mut self, id: impl AsRef<str>) -> Self {
         self.id = Some(EventId::new(&id).map_err(|_| id.as_ref().to_owned()));
         self
@@ -151,7 +170,8 @@ impl EventBuilder {
     /// Sets the version of the payload. Default: 1. It is kept in the header [`VERSION_HEADER`], unless it is 1.
     ///
     /// ```
-    /// use posthaste_core::Event;
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::Event;
     ///
     /// let event = Event::builder("OrderPlaced").version(2).json_text("{}").build()?;
     /// assert_eq!((event.version()?, event.header("event-version")), (2, Some("2")));
@@ -178,6 +198,15 @@ impl EventBuilder {
     }
 
     /// Sets the payload to bytes.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::Event;
+    ///
+    /// let event = Event::builder("ImageTaken").bytes([0x89, 0x50]).content_type("image/png").build()?;
+    /// assert_eq!(event.payload().as_bytes(), [0x89, 0x50]);
+    /// # Ok::<(), posthaste::event::Error>(())
+    /// ```
     pub fn bytes(mut self, payload: impl Into<Vec<u8>>) -> Self {
         self.payloads.push(Given::Bytes(payload.into().into_boxed_slice()));
         self
@@ -196,6 +225,18 @@ impl EventBuilder {
     }
 
     /// Delivers it not before this long after it was written, by the database's clock.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use std::time::Duration;
+    ///
+    /// use posthaste::Event;
+    ///
+    /// let tomorrow = Duration::from_secs(24 * 3600);
+    /// let reminder = Event::builder("CartAbandoned").json_text("{}").deliver_after(tomorrow).build()?;
+    /// assert!(reminder.is_delayed());
+    /// # Ok::<(), posthaste::event::Error>(())
+    /// ```
     pub fn deliver_after(mut self, delay: Duration) -> Self {
         self.deliver_after = Some(delay);
         self

@@ -14,7 +14,8 @@
 //! The two functions here are what the derive calls. By hand:
 //!
 //! ```
-//! use posthaste_core::event::{DecodeError, Event, EventBuilder, Kind, TypedEvent, family};
+//! # extern crate posthaste_core as posthaste;
+//! use posthaste::event::{DecodeError, Event, EventBuilder, Kind, TypedEvent, family};
 //! use serde::{Deserialize, Serialize};
 //!
 //! #[derive(Serialize, Deserialize)]

@@ -8,6 +8,15 @@ use ulid::{Generator, Overflow};
 use super::{Error, limit};
 
 /// The id of an event: a ULID unless its author chose another, and the key by which receivers tell repeats.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::EventId;
+///
+/// assert!(EventId::generate() < EventId::generate());
+/// assert_eq!(EventId::new("request-8812")?.as_str(), "request-8812");
+/// # Ok::<(), posthaste::event::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EventId(Arc<str>);
 

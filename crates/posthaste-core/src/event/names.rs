@@ -8,7 +8,8 @@ pub const GLOBAL: &str = "__GLOBAL__";
 /// Strings are event types as they are. An enum gives a family of them:
 ///
 /// ```
-/// use posthaste_core::{Event, EventType};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::{Event, EventType};
 ///
 /// enum Orders { Placed, Cancelled }
 ///
@@ -24,7 +25,7 @@ pub const GLOBAL: &str = "__GLOBAL__";
 /// let event = Event::of_json(Orders::Cancelled, "{}")?;
 /// assert_eq!(event.event_type(), "OrderCancelled");
 /// # let _ = Orders::Placed;
-/// # Ok::<(), posthaste_core::event::Error>(())
+/// # Ok::<(), posthaste::event::Error>(())
 /// ```
 pub trait EventType {
     /// The name under which events of this type are stored and routed.

@@ -11,8 +11,9 @@ use super::{DecodeError, Error, Event, EventBuilder, GLOBAL, IntoEvent, Upcasts}
 /// `#[derive(Event)]` of the crate `posthaste` implements it. By hand it is short, too:
 ///
 /// ```
-/// use posthaste_core::event::{Kind, TypedEvent};
-/// use posthaste_core::{Delivery, MemoryStore, Outbox};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::event::{Kind, TypedEvent};
+/// use posthaste::{Delivery, MemoryStore, Outbox};
 /// use serde::{Deserialize, Serialize};
 ///
 /// #[derive(Serialize, Deserialize)]
@@ -88,14 +89,15 @@ pub trait TypedEvent: Serialize + DeserializeOwned + Send + 'static {
     /// A builder that starts with this event, to give it what only this one has.
     ///
     /// ```
-    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::event::{Kind, TypedEvent};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct OrderPlaced { id: u64 }
     /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
     /// let tomorrow = std::time::Duration::from_secs(24 * 3600);
     /// let event = OrderPlaced { id: 42 }.to_builder().header("trace", "7f3a").deliver_after(tomorrow).build()?;
     /// assert_eq!(event.event_type(), "OrderPlaced");
-    /// # Ok::<(), posthaste_core::event::Error>(())
+    /// # Ok::<(), posthaste::event::Error>(())
     /// ```
     fn to_builder(&self) -> EventBuilder {
         let kind = self.kind();

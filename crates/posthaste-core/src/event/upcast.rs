@@ -17,8 +17,9 @@ use crate::event::error::Mismatch;
 /// [`From`].
 ///
 /// ```
-/// use posthaste_core::Event;
-/// use posthaste_core::event::{Kind, TypedEvent, Upcasts};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::Event;
+/// use posthaste::event::{Kind, TypedEvent, Upcasts};
 /// use serde::{Deserialize, Serialize};
 ///
 /// #[derive(Serialize, Deserialize)]

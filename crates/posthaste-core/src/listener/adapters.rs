@@ -50,7 +50,8 @@ impl<L: Listener> Listener for Configured<L> {
 /// Makes a listener of something that takes a slice of events and answers for each.
 ///
 /// ```
-/// use posthaste_core::listener::{batch, Delivery, Outcome};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::listener::{batch, Delivery, Outcome};
 ///
 /// let listener = batch(|events: Vec<Delivery>| async move {
 ///     // One round trip for all of them, and a verdict for each.

@@ -23,7 +23,8 @@ pub(crate) async fn within(permits: Arc<Semaphore>, worker: impl Future<Output =
 /// no more threads than that.
 ///
 /// ```
-/// use posthaste_core::listener::blocking;
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::listener::blocking;
 ///
 /// let listener = blocking(|event| std::fs::write("/tmp/last-event", event.payload().as_bytes()));
 /// ```

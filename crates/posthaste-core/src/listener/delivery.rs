@@ -7,6 +7,17 @@ use crate::event::Event;
 /// An event on its way to a listener, with what is known of this attempt.
 ///
 /// Dereferences to the [`Event`]. Cheap to clone.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::listener::Path;
+/// use posthaste::{Delivery, Event};
+///
+/// // For a test of a listener: the third attempt, after two that failed.
+/// let event = Delivery::new(Event::of_json("OrderPlaced", "{}")?, 2, Path::Cold);
+/// assert_eq!((event.attempt(), event.event_type()), (3, "OrderPlaced"));
+/// # Ok::<(), posthaste::event::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Delivery {
     event: Event,

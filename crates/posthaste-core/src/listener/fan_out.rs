@@ -9,7 +9,8 @@ use super::{AnyListener, Delivery, Failure, FailureKind, Listener, Outcome, Verd
 /// that of the whole for all; the retry policy is that of the whole. With nobody in it, every event is unroutable.
 ///
 /// ```
-/// use posthaste_core::listener::{Delivery, FanOut};
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::listener::{Delivery, FanOut};
 ///
 /// let listener = FanOut::new()
 ///     .and(|_event: Delivery| async { /* send the mail */ })

@@ -10,6 +10,21 @@ use crate::event::{DecodeError, Mismatch};
 pub type Verdict = Result<Outcome, Failure>;
 
 /// What became of an event that did not fail.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use std::time::Duration;
+///
+/// use posthaste::{Delivery, Outcome};
+///
+/// async fn ship(event: Delivery) -> Outcome {
+///     match event.header("warehouse") {
+///         Some("closed") => Outcome::RetryAfter(Duration::from_secs(600)),
+///         Some(_) => Outcome::Done,
+///         None => Outcome::Dead("no warehouse".into()),
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -26,6 +41,24 @@ pub enum Outcome {
 /// Every error turns into a retryable failure through `?`, as do `anyhow::Error`, `String` and `&str`; only a
 /// [`DecodeError`](crate::event::DecodeError) is an undecodable one. What should not be tried again says so with
 /// [`Failure::permanent`]; nothing is ever guessed from an error's text.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use std::time::Duration;
+///
+/// use posthaste::listener::FailureKind;
+/// use posthaste::{Delivery, Failure};
+///
+/// async fn charge(event: Delivery) -> Result<(), Failure> {
+///     let cents: u64 = event.header("cents").unwrap_or("0").parse()?; // tried again
+///     match cents {
+///         0 => Err(Failure::permanent("nothing to charge")), // DEAD at once
+///         1_000_000.. => Err(Failure::retryable("over the limit of today").retry_in(Duration::from_secs(3600))),
+///         _ => Ok(()),
+///     }
+/// }
+/// assert_eq!(Failure::from("no route to host").kind(), FailureKind::Retryable);
+/// ```
 pub struct Failure {
     kind: FailureKind,
     delay: Option<Duration>,

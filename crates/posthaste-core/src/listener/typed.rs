@@ -14,11 +14,12 @@ use crate::retry::RetryPolicy;
 /// The promises are those of [`Listener`]. One struct may handle several types, and an `Arc` of it handles what it does.
 ///
 /// ```
+/// # extern crate posthaste_core as posthaste;
 /// use std::sync::Arc;
 ///
-/// use posthaste_core::listener::{Delivery, Handle, Outcome, Verdict};
-/// use posthaste_core::{MemoryStore, Outbox};
-/// # use posthaste_core::event::{Kind, TypedEvent};
+/// use posthaste::listener::{Delivery, Handle, Outcome, Verdict};
+/// use posthaste::{MemoryStore, Outbox};
+/// # use posthaste::event::{Kind, TypedEvent};
 /// # #[derive(serde::Serialize, serde::Deserialize)]
 /// # struct OrderPlaced { id: u64 }
 /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -110,11 +111,12 @@ where
 /// or retry policy of its own, with upcasts of its own, or as one of several in a [`FanOut`](super::FanOut).
 ///
 /// ```
+/// # extern crate posthaste_core as posthaste;
 /// use std::time::Duration;
 ///
-/// use posthaste_core::listener::{Listener, typed};
-/// use posthaste_core::{MemoryStore, Outbox, RetryPolicy};
-/// # use posthaste_core::event::{Kind, TypedEvent};
+/// use posthaste::listener::{Listener, typed};
+/// use posthaste::{MemoryStore, Outbox, RetryPolicy};
+/// # use posthaste::event::{Kind, TypedEvent};
 /// # #[derive(serde::Serialize, serde::Deserialize)]
 /// # struct OrderPlaced { id: u64 }
 /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -131,11 +133,12 @@ pub fn typed<T: TypedEvent>(function: impl HandleFn<T>) -> Typed<T, impl Handle<
 /// Makes a listener of a struct that handles typed events. Otherwise like [`typed`].
 ///
 /// ```
+/// # extern crate posthaste_core as posthaste;
 /// use std::time::Duration;
 ///
-/// use posthaste_core::listener::{Delivery, Handle, Listener, Outcome, Verdict, handler};
-/// use posthaste_core::{MemoryStore, Outbox};
-/// # use posthaste_core::event::{Kind, TypedEvent};
+/// use posthaste::listener::{Delivery, Handle, Listener, Outcome, Verdict, handler};
+/// use posthaste::{MemoryStore, Outbox};
+/// # use posthaste::event::{Kind, TypedEvent};
 /// # #[derive(serde::Serialize, serde::Deserialize)]
 /// # struct OrderPlaced { id: u64 }
 /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -169,8 +172,9 @@ impl<T: TypedEvent, H> Typed<T, H> {
     /// Accepts an older version as well, through this function: as in [`TypedEvent::upcasts`], for this listener alone.
     ///
     /// ```
-    /// use posthaste_core::listener::typed;
-    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::listener::typed;
+    /// # use posthaste::event::{Kind, TypedEvent};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct OrderPlacedV1 { id: u64 }
     /// # impl TypedEvent for OrderPlacedV1 { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }

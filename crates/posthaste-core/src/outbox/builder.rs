@@ -87,6 +87,15 @@ impl<S: Store> OutboxBuilder<S> {
 
     /// Registers the listener for one aggregate type and event type; `"*"` stands for any. A pair has one listener: for
     /// several, use a [`FanOut`](crate::listener::FanOut).
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, Outbox};
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new())
+    ///     .listen("Order", "OrderPlaced", |event: Delivery| async move { println!("{}", event.id()) })
+    ///     .listen("Order", "*", |_: Delivery| async { Err::<(), _>("what else happens to an order?") });
+    /// ```
     pub fn listen(
         self,
         aggregate_type: impl AggregateType,
@@ -103,11 +112,12 @@ impl<S: Store> OutboxBuilder<S> {
     /// any error. What the function works with is captured, or handed in by [`on_with`](Self::on_with). Captured:
     ///
     /// ```
+    /// # extern crate posthaste_core as posthaste;
     /// use std::sync::Arc;
     /// use std::sync::atomic::{AtomicU32, Ordering};
     ///
-    /// use posthaste_core::{MemoryStore, Outbox};
-    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// use posthaste::{MemoryStore, Outbox};
+    /// # use posthaste::event::{Kind, TypedEvent};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct OrderPlaced { id: u64, total: u32 }
     /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -144,10 +154,11 @@ impl<S: Store> OutboxBuilder<S> {
     /// Registers an async function for a typed event, and what it works with: a clone of it is handed to every call.
     ///
     /// ```
+    /// # extern crate posthaste_core as posthaste;
     /// use std::sync::Arc;
     ///
-    /// use posthaste_core::{Delivery, MemoryStore, Outbox};
-    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// use posthaste::{Delivery, MemoryStore, Outbox};
+    /// # use posthaste::event::{Kind, TypedEvent};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct OrderPlaced { id: u64 }
     /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -183,9 +194,10 @@ impl<S: Store> OutboxBuilder<S> {
     /// Registers any listener for a typed event: for all types of its family, and for those that it accepts by upcasts.
     ///
     /// ```
-    /// use posthaste_core::listener::{FanOut, typed};
-    /// use posthaste_core::{Delivery, MemoryStore, Outbox};
-    /// # use posthaste_core::event::{Kind, TypedEvent};
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::listener::{FanOut, typed};
+    /// use posthaste::{Delivery, MemoryStore, Outbox};
+    /// # use posthaste::event::{Kind, TypedEvent};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct OrderPlaced { id: u64 }
     /// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
@@ -209,47 +221,110 @@ impl<S: Store> OutboxBuilder<S> {
     }
 
     /// Registers the listener for every event that no other listener gets.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, Outbox};
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new())
+    ///     .listen_all(|event: Delivery| async move { println!("{} {}", event.aggregate_type(), event.event_type()) });
+    /// ```
     pub fn listen_all(self, listener: impl Into<AnyListener>) -> Self {
         self.listen(registry::ANY, registry::ANY, listener)
     }
 
     /// Adds what runs around every delivery, inside of what was added before.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, Outbox, interceptor};
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new())
+    ///     .interceptor(interceptor::after(|event, verdict| {
+    ///         println!("{} attempt {}: {verdict:?}", event.id(), event.attempt());
+    ///         Ok(())
+    ///     }))
+    ///     .listen_all(|_: Delivery| async {});
+    /// ```
     pub fn interceptor(mut self, interceptor: impl Interceptor) -> Self {
         self.interceptors.push(Arc::new(interceptor));
         self
     }
 
-    /// Adds what takes part in every write.
+    /// Adds what takes part in every write. See [`WriteHook`] for an example.
     pub fn hook(mut self, hook: impl WriteHook) -> Self {
         self.hooks.push(Arc::new(hook));
         self
     }
 
     /// Takes all listeners from a registry, instead of those registered before.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, Outbox, Registry};
+    ///
+    /// let mut registry = Registry::new();
+    /// for kind in ["OrderPlaced", "OrderPaid"] {
+    ///     registry.register("Order", kind, |_: Delivery| async {})?;
+    /// }
+    /// let builder = Outbox::builder(MemoryStore::new()).registry(registry);
+    /// # Ok::<(), posthaste::registry::Error>(())
+    /// ```
     pub fn registry(mut self, registry: Registry) -> Self {
         self.registry = Ok(registry);
         self
     }
 
     /// Sets all options.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, Options, Outbox};
+    ///
+    /// let options = Options { workers: 8, ..Options::default() }.with_env("POSTHASTE_", std::env::vars())?;
+    /// let builder = Outbox::builder(MemoryStore::new()).options(options).listen_all(|_: Delivery| async {});
+    /// # Ok::<(), posthaste::options::Error>(())
+    /// ```
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
         self
     }
 
-    /// Sets where to report.
+    /// Sets where to report. See [`Metrics`] for an example.
     pub fn metrics(mut self, metrics: impl Metrics) -> Self {
         self.metrics = Arc::new(metrics);
         self
     }
 
     /// Sets the randomness that spreads retries, so that a test can repeat it.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::retry::Jitter;
+    /// use posthaste::{Delivery, MemoryStore, Outbox};
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new()).jitter(Jitter::seeded(1)).listen_all(|_: Delivery| async {});
+    /// ```
     pub fn jitter(mut self, jitter: Jitter) -> Self {
         self.jitter = jitter;
         self
     }
 
     /// Starts delivering, on the current tokio runtime.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::outbox::StartError;
+    /// use posthaste::{MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // Mistakes are told before anything is delivered.
+    /// let nobody = Outbox::builder(MemoryStore::new()).start().await;
+    /// assert!(matches!(nobody, Err(StartError::NoListener)));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When an option or a registration is wrong, when nobody listens, or when the database cannot be asked for what a

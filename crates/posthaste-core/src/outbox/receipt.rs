@@ -12,6 +12,32 @@ use crate::store::NewRow;
 ///
 /// Only you know when your transaction has committed. Call [`dispatch`](Self::dispatch) then, and the events take the
 /// hot path. Dropping the receipt is safe: the poller finds the events, if they were committed.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::memory::MemoryTx;
+/// use posthaste::store::WriteStore;
+/// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+/// let mut tx = MemoryTx::new();
+/// let first = outbox.write(&mut tx, Event::of_json("OrderPlaced", "{}")).await?;
+/// let second = outbox.write(&mut tx, Event::of_json("OrderPaid", "{}")).await?;
+/// let receipt = first.and(second);
+/// match outbox.store().commit(tx).await {
+///     Ok(()) => receipt.dispatch(),
+///     Err(error) => {
+///         receipt.rolled_back();
+///         return Err(error.into());
+///     }
+/// }
+/// # outbox.shutdown().await;
+/// # assert_eq!(outbox.admin().counts().await?.done, 2);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "call dispatch after the commit to deliver at once; dropped, the events wait for the poller"]
 pub struct Receipt {
     /// One part, unless receipts of several outboxes were joined.

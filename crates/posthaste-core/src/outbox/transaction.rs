@@ -13,6 +13,27 @@ use crate::store::{self, CommitError, NewRow, WriteStore};
 /// A transaction in which your own statements and events go together.
 ///
 /// Dereferences to the store's connection, so it is used like one. Dropping it rolls back.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+/// let mut tx = outbox.begin().await?;
+/// tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+/// tx.rollback().await?; // or drop it
+///
+/// let mut tx = outbox.begin().await?;
+/// tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+/// tx.commit().await?;
+///
+/// outbox.shutdown().await;
+/// assert_eq!(outbox.admin().counts().await?.total(), 1);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Transaction<S: WriteStore> {
     outbox: Outbox<S>,
     /// Nothing after the end.
@@ -29,6 +50,23 @@ impl<S: WriteStore> Transaction<S> {
 
     /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
     ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// let mut tx = outbox.begin().await?;
+    /// let event = Event::builder("OrderPlaced").aggregate("Order", 42).json(&serde_json::json!({ "total": 1990 }));
+    /// let id = tx.write(event).await?;
+    /// tx.commit().await?;
+    /// assert!(id.is_some());
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the event is not acceptable or the database does not take it. Whether the transaction can go on then
     /// depends on the database.
@@ -40,6 +78,23 @@ impl<S: WriteStore> Transaction<S> {
     }
 
     /// Writes several events, in few statements. Gives the ids of those that were written, in their order.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// let mut tx = outbox.begin().await?;
+    /// let placed = |id| Event::builder("OrderPlaced").aggregate("Order", id).json(&id);
+    /// let ids = tx.write_all((1..=100).map(placed)).await?;
+    /// tx.commit().await?;
+    /// assert_eq!(ids.len(), 100);
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When an event is not acceptable or the database does not take them; none of them is written then.
@@ -72,6 +127,27 @@ impl<S: WriteStore> Transaction<S> {
     }
 
     /// Commits. Its events are delivered from here on.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::CommitError;
+    /// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// let mut tx = outbox.begin().await?;
+    /// let id = tx.write(Event::of_json("OrderPlaced", "{}")).await?.expect("no hook took it away");
+    /// match tx.commit().await {
+    ///     Ok(()) => {}
+    ///     // The connection broke during the commit: look, instead of guessing.
+    ///     Err(CommitError::Unknown(_)) if outbox.admin().find(&id).await?.is_some() => {}
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Says whether it is certain that nothing was committed. When it is not, and it was, its events are delivered.

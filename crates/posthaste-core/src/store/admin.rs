@@ -9,19 +9,140 @@ use crate::time::Timestamp;
 /// What an operator needs of a store. Object-safe, so that a command line and a dashboard share it.
 pub trait AdminStore: Send + Sync + 'static {
     /// How many rows there are of each status.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::{Delivery, Event, Failure, MemoryStore, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new())
+    /// #     .listen_all(|_: Delivery| async { Err::<(), _>(Failure::permanent("certificate expired")) })
+    /// #     .start()
+    /// #     .await?;
+    /// # let mut tx = outbox.begin().await?;
+    /// # let id = tx.write(Event::of_json("OrderPlaced", "{}")).await?.expect("there are no hooks");
+    /// # tx.commit().await?;
+    /// # outbox.shutdown().await;
+    /// let counts = outbox.admin().counts().await?;
+    /// assert_eq!((counts.pending(), counts.dead), (0, 1));
+    /// # let _ = id;
+    /// # Ok(())
+    /// # }
+    /// ```
     fn counts(&self) -> BoxFuture<'_, Result<Counts, Error>>;
 
     /// One row, if there is one with that id.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::{Delivery, Event, Failure, MemoryStore, Outbox};
+    /// use posthaste::Status;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new())
+    /// #     .listen_all(|_: Delivery| async { Err::<(), _>(Failure::permanent("certificate expired")) })
+    /// #     .start()
+    /// #     .await?;
+    /// # let mut tx = outbox.begin().await?;
+    /// # let id = tx.write(Event::of_json("OrderPlaced", "{}")).await?.expect("there are no hooks");
+    /// # tx.commit().await?;
+    /// # outbox.shutdown().await;
+    /// let row = outbox.admin().find(&id).await?.expect("it was written");
+    /// assert_eq!(row.state.status, Status::Dead);
+    /// assert_eq!(row.state.last_error.as_deref(), Some("certificate expired"));
+    /// # Ok(())
+    /// # }
+    /// ```
     fn find<'a>(&'a self, id: &'a EventId) -> BoxFuture<'a, Result<Option<Record>, Error>>;
 
     /// The rows that fit, ordered by `seq`, a page at a time.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::{Delivery, Event, Failure, MemoryStore, Outbox};
+    /// use posthaste::Status;
+    /// use posthaste::store::{Cursor, Filter, Page};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new())
+    /// #     .listen_all(|_: Delivery| async { Err::<(), _>(Failure::permanent("certificate expired")) })
+    /// #     .start()
+    /// #     .await?;
+    /// # let mut tx = outbox.begin().await?;
+    /// # let id = tx.write(Event::of_json("OrderPlaced", "{}")).await?.expect("there are no hooks");
+    /// # tx.commit().await?;
+    /// # outbox.shutdown().await;
+    /// let dead = Filter { statuses: vec![Status::Dead], ..Filter::default() };
+    /// let mut page = Page { limit: 50, ..Page::default() };
+    /// loop {
+    ///     let rows = outbox.admin().list(&dead, &page).await?;
+    ///     for row in &rows {
+    ///         println!("{}: {:?}", row.id, row.state.last_error);
+    ///     }
+    ///     let Some(last) = rows.last() else { break };
+    ///     page.after = Some(Cursor::from(last));
+    /// }
+    /// # let _ = id;
+    /// # Ok(())
+    /// # }
+    /// ```
     fn list<'a>(&'a self, filter: &'a Filter, page: &'a Page) -> BoxFuture<'a, Result<Vec<Record>, Error>>;
 
     /// Makes DEAD rows NEW again, with no attempts, no error, and available at once. Rows of another status are left
     /// alone. Works on one chunk, and says how many rows it changed; it is over when that is none.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::{Delivery, Event, Failure, MemoryStore, Outbox};
+    /// use posthaste::store::{Filter, Redrive};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new())
+    /// #     .listen_all(|_: Delivery| async { Err::<(), _>(Failure::permanent("certificate expired")) })
+    /// #     .start()
+    /// #     .await?;
+    /// # let mut tx = outbox.begin().await?;
+    /// # let id = tx.write(Event::of_json("OrderPlaced", "{}")).await?.expect("there are no hooks");
+    /// # tx.commit().await?;
+    /// # outbox.shutdown().await;
+    /// assert_eq!(outbox.admin().redrive(&Redrive::ids([id])).await?, 1);
+    ///
+    /// let expired = Filter { error_contains: Some("certificate".into()), ..Filter::default() };
+    /// while outbox.admin().redrive(&Redrive::matching(expired.clone())).await? > 0 {}
+    /// # Ok(())
+    /// # }
+    /// ```
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>>;
 
     /// Deletes old rows. Works on one chunk, and says how many rows it deleted; it is over when that is none.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::{Delivery, Event, Failure, MemoryStore, Outbox};
+    /// use std::time::Duration;
+    ///
+    /// use posthaste::store::Purge;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new())
+    /// #     .listen_all(|_: Delivery| async { Err::<(), _>(Failure::permanent("certificate expired")) })
+    /// #     .start()
+    /// #     .await?;
+    /// # let mut tx = outbox.begin().await?;
+    /// # let id = tx.write(Event::of_json("OrderPlaced", "{}")).await?.expect("there are no hooks");
+    /// # tx.commit().await?;
+    /// # outbox.shutdown().await;
+    /// let old = Purge { done_after: Some(Duration::from_secs(30 * 24 * 3600)), ..Purge::default() };
+    /// while outbox.admin().purge(&old).await? > 0 {}
+    /// # let _ = id;
+    /// # Ok(())
+    /// # }
+    /// ```
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>>;
 
     /// Whether the table is kept in parts by age, such as partitions, so that [`maintain`](Self::maintain) has something to

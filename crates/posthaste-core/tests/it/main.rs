@@ -8,6 +8,8 @@ mod listeners;
 mod properties;
 mod retention;
 mod sim;
+#[cfg(feature = "testing")]
+mod testing;
 mod typed;
 mod writing;
 

@@ -16,6 +16,17 @@ impl MySqlStore {
     ///
     /// The servers cannot undo a change of a table. What was interrupted half-way is completed by the next call.
     ///
+    /// ```no_run
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::MySqlStore;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = MySqlStore::connect("mysql://shop@localhost/shop").await?;
+    /// store.migrate().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Schema`] when the table was made by a newer release, or by somebody else; [`Error::Busy`] when another
     /// process has been migrating it for more than a minute.

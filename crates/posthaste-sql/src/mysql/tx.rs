@@ -22,7 +22,7 @@ use crate::finish::finish;
 /// when it loses the connection, so that nothing depends on this.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A transaction of a [`MySqlStore`].
+/// A transaction of a [`MySqlStore`]. Comes with the feature `mysql`.
 ///
 /// It is used as an sqlx transaction is, through `&mut *tx`. Dropping it rolls it back. After a write in it that was cut
 /// off it can only be rolled back: [`commit`](WriteStore::commit) then refuses.

@@ -13,6 +13,17 @@ impl PgStore {
     /// Creates the table, or upgrades it, in one transaction. Does nothing when it is up to date. Several processes may
     /// do this at once. Makes the partitions that are missing, if the store is [`partitioned`](Self::partitioned).
     ///
+    /// ```no_run
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::PgStore;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = PgStore::connect("postgres://shop@localhost/shop").await?;
+    /// store.migrate().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Schema`] when the table was made by a newer release, or by somebody else, or when its schema is missing; or
     /// when it is a plain table and the store is `partitioned`. A store that is not works with a table in partitions, too.
@@ -130,6 +141,18 @@ impl PgStore {
     }
 
     /// Creates the trigger of [`wake_trigger_sql`](Self::wake_trigger_sql), or replaces it.
+    ///
+    /// ```no_run
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::PgStore;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = PgStore::connect("postgres://shop@localhost/shop").await?;
+    /// store.migrate().await?;
+    /// store.create_wake_trigger().await?; // for writers in other languages
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Schema`] when the table is missing.

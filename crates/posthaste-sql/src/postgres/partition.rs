@@ -18,11 +18,20 @@ use sqlx::{AssertSqlSafe, Connection, Transaction};
 use super::PgStore;
 use super::sql::{BEGIN, DIALECT};
 
-/// How the table is cut into partitions: by the moment of insert, in UTC.
+/// How the table is cut into partitions: by the moment of insert, in UTC. Comes with the feature `postgres`.
 ///
 /// A partition should be a good deal shorter than rows are kept, and there should be some dozens of them rather than some
 /// hundreds: every claim asks each of them for its oldest pending row. Without
 /// [`retention_done`](posthaste_core::Options::retention_done) none is ever dropped, and hourly ones are hundreds within weeks.
+///
+/// ```
+/// # mod posthaste { pub use posthaste_sql::*; }
+/// use posthaste::Partitions;
+///
+/// // Rows are kept for a month: some dozens of partitions.
+/// let partitions = Partitions::daily().ahead(7);
+/// # let _ = partitions;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partitions {
     length: Length,

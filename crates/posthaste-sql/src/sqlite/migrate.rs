@@ -13,6 +13,20 @@ impl SqliteStore {
     /// Creates the table, or upgrades it, in one transaction. Does nothing when it is up to date. Several processes may
     /// do this at once.
     ///
+    /// ```
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::SqliteStore;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = SqliteStore::connect("sqlite::memory:").await?;
+    /// store.migrate().await?;
+    /// store.migrate().await?; // nothing is left to do
+    /// assert!(store.pending_migration_sql().await?.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Schema`] when the table was made by a newer release, or by somebody else.
     pub async fn migrate(&self) -> Result<(), Error> {

@@ -10,7 +10,8 @@ use sqlx::{Connection, SqlSafeStr, Transaction};
 use super::gate::Turn;
 use super::{SqliteStore, fault};
 
-/// A transaction of a [`SqliteStore`], which is the only one of this process that writes while it is open.
+/// A transaction of a [`SqliteStore`], which is the only one of this process that writes while it is open. Comes
+/// with the feature `sqlite`.
 ///
 /// It is used as an sqlx transaction is, through `&mut *tx`. Dropping it rolls it back.
 pub struct SqliteTx {

@@ -2,6 +2,10 @@
 
 #![cfg(feature = "derive")]
 
+mod guide;
+#[cfg(all(feature = "testing", feature = "sqlite"))]
+mod testing;
+
 use posthaste::event::IntoEvent;
 use posthaste::{Event, TypedEvent};
 use serde::{Deserialize, Serialize};

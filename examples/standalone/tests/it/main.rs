@@ -1,13 +1,22 @@
-//! Runs the example as a user would, and checks what it prints.
+//! Runs the example as a user would, and checks what it prints and what it leaves in its table.
 
 use std::process::Command;
 
-#[test]
-fn delivers_the_committed_order_and_only_that() {
+use posthaste::SqliteStore;
+use posthaste::testing::{TestOutbox, Wanted};
+
+#[tokio::test]
+async fn delivers_the_committed_order_and_only_that() {
     let directory = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_example-standalone")).current_dir(&directory).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "order 1 placed, total \"19.90\"\n");
+
+    let table = TestOutbox::over(SqliteStore::open(directory.path().join("shop.db")).await.unwrap()).await;
+    let placed = || Wanted::event("OrderPlaced").aggregate("Order", 1).json(|order| order["total"] == "19.90");
+    table.assert_written_event(placed().times(1)).await;
+    table.wait_delivered(placed()).await;
+    table.assert_not_written(Wanted::any().aggregate("Order", "never")).await;
 }
 
 #[test]

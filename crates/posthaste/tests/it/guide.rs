@@ -1,0 +1,24 @@
+//! What the guide says beside its Rust.
+
+use posthaste::Options;
+
+const TUNING: &str = include_str!("../../../../docs/guide/tuning.md");
+
+#[test]
+fn every_option_is_explained() {
+    let options = serde_json::to_value(Options::default()).expect("options are plain data");
+    let options = options.as_object().expect("options are a struct");
+    assert!(options.len() > 20, "{options:?}");
+    for option in options.keys() {
+        assert!(TUNING.contains(&format!("| `{option}` |")), "docs/guide/tuning.md has no line for {option}");
+    }
+}
+
+#[test]
+fn its_options_in_a_file_are_read() {
+    let (_, rest) = TUNING.split_once("```toml\n").expect("there is a block of TOML");
+    let (file, _) = rest.split_once("```").expect("the block ends");
+    let options: Options = toml::from_str(file).expect("it is as options are written");
+    options.check().expect("it makes sense");
+    assert_ne!(options, Options::default());
+}
