@@ -18,7 +18,7 @@ pub use adapters::{Batch, Configured, batch};
 pub use blocking::{Blocking, blocking};
 pub use delivery::{Delivery, Path};
 pub use erased::AnyListener;
-pub(crate) use erased::Verdicts;
+pub(crate) use erased::{Verdicts, wrong_number_of_verdicts};
 pub use fan_out::FanOut;
 pub(crate) use outcome::chain;
 pub use outcome::{Failure, FailureKind, IntoVerdict, Outcome, Verdict};

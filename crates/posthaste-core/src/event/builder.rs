@@ -15,6 +15,9 @@ use crate::time::Timestamp;
 /// How long ago "now" may have been when an event is built.
 const JUST_NOW: Duration = Duration::from_secs(1);
 
+/// As much of the key of a header as a message shows.
+const SHOWN_KEY: usize = 64;
+
 /// A hundred years: longer than any delay that is meant.
 const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -263,8 +266,12 @@ fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Error> {
         return Ok(());
     }
     for (key, value) in headers {
-        required("header key", key, limit::HEADERS)?;
-        Error::check_text("header value", value, limit::HEADERS)?;
+        if key.is_empty() {
+            return Err(Error::Empty { field: "header key" });
+        }
+        if key.contains('\0') || value.contains('\0') {
+            return Err(Error::NulInHeader { key: key.chars().take(SHOWN_KEY).collect() });
+        }
     }
     let len = serde_json::to_string(headers).map_or(0, |json| json.len());
     if len > limit::HEADERS {
