@@ -151,7 +151,7 @@ impl EventBuilder {
         self
     }
 
-    /// Sets the version of the payload. Default: 1. It is kept in the header [`VERSION_HEADER`], unless it is 1.
+    /// Sets the version of the payload, from 1 on. Default: 1. It is kept in the header [`VERSION_HEADER`], unless it is 1.
     ///
     /// ```
     /// use posthaste_core::Event;
@@ -221,6 +221,9 @@ impl EventBuilder {
         optional("tenant_id", self.tenant_id.as_deref(), limit::TENANT_ID)?;
         optional("topic", self.topic.as_deref(), limit::TOPIC)?;
         check_headers(&self.headers)?;
+        if self.headers.get(VERSION_HEADER).is_some_and(|version| version == "0") {
+            return Err(Error::NoVersion);
+        }
         let payload = one_payload(self.payloads)?;
         let content_type = self.content_type.unwrap_or_else(|| match payload {
             Payload::Json(_) => JSON.to_owned(),

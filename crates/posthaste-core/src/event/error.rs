@@ -65,6 +65,9 @@ pub enum Error {
     /// The value given as payload could not be turned into JSON.
     #[error("payload could not be serialised to JSON; change its type, or encode it yourself and give it with bytes")]
     NotSerialisable(#[source] serde_json::Error),
+    /// A version of zero.
+    #[error("version is 0; versions count from 1, which is what it is if it is left out")]
+    NoVersion,
     /// The headers are too large together.
     #[error("headers have {len} bytes as JSON, the limit is {max}; put the large ones in the payload")]
     HeadersTooLarge {
@@ -187,7 +190,7 @@ pub(crate) enum Mismatch {
     #[error("this event type is not accepted, only {}; listen for it with a listener of its own", list(accepted))]
     EventType { accepted: Vec<&'static str> },
     #[error(
-        "the header {VERSION_HEADER} is {0:?}, which is not a version; write a whole number, or leave it out for 1"
+        "the header {VERSION_HEADER} is {0:?}, which is not a version; write a whole number from 1 on, or leave it out for 1"
     )]
     VersionHeader(String),
     #[error(transparent)]

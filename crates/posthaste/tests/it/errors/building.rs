@@ -28,6 +28,8 @@ pub(super) fn write(book: &mut Book) {
     add(r#"….header("trace", "7f\0")"#, event().header("trace", "7f\0").build());
     add("….header of 70,000 characters", event().header("trace", "x".repeat(70_000)).build());
 
+    add("….version(0)", event().version(0).build());
+
     add(r#"Event::builder("OrderPlaced").build()"#, Event::builder("OrderPlaced").build());
     add("….json_text and bytes", event().bytes([1]).build());
     add("….bytes, 1,048,577 of them", Event::builder("OrderPlaced").bytes(vec![0; 1_048_577]).build());

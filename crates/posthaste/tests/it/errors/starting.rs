@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use posthaste::event::{Kind, TypedEvent, Upcasts};
 use posthaste::options::Error;
 use posthaste::outbox::StartError;
 use posthaste::{Delivery, MemoryStore, Options, Outbox, OutboxBuilder, Registry, SqliteStore};
+use serde::{Deserialize, Serialize};
 
 use super::Book;
 use super::decoding::Placed;
@@ -50,6 +52,28 @@ fn environment(book: &mut Book) {
 
 async fn nobody(_: Delivery) {}
 
+#[derive(Serialize, Deserialize)]
+struct Here {}
+
+impl TypedEvent for Here {
+    const KINDS: &'static [Kind] = &[Kind::new("Here", 1)];
+
+    fn upcasts() -> Upcasts<Self> {
+        Upcasts::new().upcast(|_: There| Self {})
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct There {}
+
+impl TypedEvent for There {
+    const KINDS: &'static [Kind] = &[Kind::new("There", 1)];
+
+    fn upcasts() -> Upcasts<Self> {
+        Upcasts::new().upcast(|_: Here| Self {})
+    }
+}
+
 fn registrations(book: &mut Book) {
     let mut registry = Registry::new();
     registry.register("Order", "OrderPlaced", nobody).unwrap();
@@ -58,6 +82,7 @@ fn registrations(book: &mut Book) {
     add("Registry::register, a second listener", registry.register("Order", "OrderPlaced", nobody).unwrap_err());
     add("Registry::register_all, a second listener", registry.register_all(nobody).unwrap_err());
     add("Registry::on, a typed event that is taken", registry.on::<Placed>(|_, _| async {}).unwrap_err());
+    add("Registry::on, types that are made of each other", registry.on::<Here>(|_, _| async {}).unwrap_err());
     add("Registry::register, no aggregate type", registry.register("", "OrderPlaced", nobody).unwrap_err());
     add("Registry::register_global, no event type", registry.register_global("", nobody).unwrap_err());
 }
