@@ -10,6 +10,9 @@ use crate::listener::{Delivery, Failure, Verdict};
 /// `before` runs in the order of registration, `after` in reverse, and `after` only where that interceptor's `before`
 /// succeeded. A failure in `before` takes the place of the listener's verdict, so it is retried by the same rules; a
 /// failure in `after` is logged and changes nothing. Each call has the time limit of the options.
+///
+/// What belongs to one listener, or has to hold something while it runs (a place, a span, a lock), or changes the event or the
+/// answer, is put [around that listener](crate::listener#around-a-listener) instead.
 pub trait Interceptor: Send + Sync + 'static {
     /// Runs before the listener. A failure keeps the event from it.
     fn before(&self, event: &Delivery) -> impl Future<Output = Result<(), Failure>> + Send {

@@ -32,6 +32,10 @@ pub(super) async fn write(book: &mut Book) {
     add("a blocking listener that panics", of(blocking(|_| -> () { panic!("no printer") }), event()).await);
     let limit = Duration::from_millis(5);
     add("a listener over its time limit", of(hangs.with_time_limit(limit), event()).await);
+    add(
+        "a listener with a limit, over its time limit",
+        of(hangs.with_time_limit(limit).with_concurrency(1), event()).await,
+    );
     add("a FanOut, its second listener over its time limit", {
         of(FanOut::new().and(done).and(hangs.with_time_limit(limit)), event()).await
     });
