@@ -15,6 +15,8 @@
 //! | [`with_span`](Listener::with_span) | a span of `tracing` around each delivery |
 //! | [`around`](Listener::around) | whatever you like |
 //!
+//! A [`batch`] takes the first two of them; what else it needs, it does for all its events in its own code.
+//!
 //! They are for one listener, and run around its call: they can hold something while it runs, keep the event from it, give it
 //! another event, or answer something else. An [`Interceptor`](crate::Interceptor) is for all listeners of an outbox, batches
 //! included, and runs before and after: it can look, and keep an event from its listener, but hold nothing and change nothing.

@@ -278,7 +278,7 @@ impl<S: WriteStore> Drop for Inner<S> {
 /// The rows of all events, or what is wrong with the first that is none, and which one that is.
 fn collect<E: IntoEvent>(events: impl IntoIterator<Item = E>) -> Result<Vec<NewRow>, event::Error> {
     let mut events = events.into_iter();
-    let mut rows = Vec::with_capacity(events.size_hint().0);
+    let mut rows = Vec::new();
     while let Some(event) = events.next() {
         match event.into_event() {
             Ok(event) => rows.push(NewRow::new(event)),

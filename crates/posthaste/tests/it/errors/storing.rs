@@ -1,10 +1,12 @@
 //! What goes wrong between an outbox and its database, as far as it needs no server.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste::store::{CommitError, Error};
+use posthaste::store::{BoxFuture, Claim, Claimed, CommitError, Error, Lease, RelayStore, Settled, Settlement};
 use posthaste::{
-    Delivery, Event, MemoryStore, MySqlStore, Outbox, Partitions, PgStore, SqliteStore, TableName, detect,
+    Delivery, Dispatcher, Event, EventId, MemoryStore, MySqlStore, Options, Outbox, Partitions, PgStore, Poller,
+    Registry, SqliteStore, TableName, detect,
 };
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
@@ -19,6 +21,7 @@ pub(super) async fn write(book: &mut Book) {
     schemas(book).await;
     writes(book).await;
     commits(book).await;
+    polls(book).await;
 }
 
 async fn urls(book: &mut Book) {
@@ -168,4 +171,40 @@ async fn commits(book: &mut Book) {
     let mut tx = outbox.begin().await.unwrap();
     sqlx::raw_sql("COMMIT").execute(&mut *tx).await.unwrap();
     book.add("commit", "Transaction::commit, after a COMMIT by hand", &tx.commit().await.unwrap_err());
+}
+
+/// A store that does not answer to a claim, or panics instead.
+struct Broken {
+    panics: bool,
+}
+
+impl RelayStore for Broken {
+    fn claim<'a>(&'a self, _: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
+        assert!(!self.panics, "index out of bounds");
+        Box::pin(std::future::pending())
+    }
+
+    fn settle<'a>(&'a self, _: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn renew<'a>(&'a self, _: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(std::future::pending())
+    }
+}
+
+async fn polls(book: &mut Book) {
+    for (call, panics) in [("Poller::poll, no answer", false), ("Poller::poll, a store that panics", true)] {
+        let store: Arc<dyn RelayStore> = Arc::new(Broken { panics });
+        let options = Options { lease: Duration::from_millis(20), ..Options::default() };
+        let dispatcher =
+            Dispatcher::builder(Arc::clone(&store), Registry::new()).options(options.clone()).start().unwrap();
+        let poller = Poller::builder(store, Arc::clone(&dispatcher) as Arc<_>).options(options).build().unwrap();
+        book.add("store", call, &poller.poll(1).await.unwrap_err());
+        dispatcher.close_now().await;
+    }
 }
