@@ -252,11 +252,12 @@ impl Event {
     /// The version of the payload: what the header [`VERSION_HEADER`] says, and 1 without it.
     ///
     /// # Errors
-    /// When the header is not a number.
+    /// When the header is not a number from 1 on.
     pub fn version(&self) -> Result<u32, DecodeError> {
-        match self.header(VERSION_HEADER) {
+        match self.header(VERSION_HEADER).map(|text| (text, text.parse())) {
             None => Ok(1),
-            Some(text) => text.parse().map_err(|_| Mismatch::VersionHeader(text.to_owned()).into()),
+            Some((_, Ok(version @ 1..))) => Ok(version),
+            Some((text, _)) => Err(Mismatch::VersionHeader(text.to_owned()).into()),
         }
     }
 

@@ -11,6 +11,9 @@ use crate::listener::{Delivery, Failure, Verdict};
 /// succeeded. A failure in `before` takes the place of the listener's verdict, so it is retried by the same rules; a
 /// failure in `after` is logged and changes nothing. Each call has the time limit of the options.
 ///
+/// What belongs to one listener, or has to hold something while it runs (a place, a span, a lock), or changes the event or the
+/// answer, is put [around that listener](crate::listener#around-a-listener) instead.
+///
 /// ```
 /// # extern crate posthaste_core as posthaste;
 /// use posthaste::{Delivery, Failure, Interceptor, Verdict};

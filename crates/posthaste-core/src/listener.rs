@@ -1,12 +1,36 @@
 //! What receives events: closures, structs, batches, blocking code, several of them at once, and all of these for typed
 //! events.
+//!
+//! # Around a listener
+//!
+//! Each of these makes a listener of a listener, and they are put around it in the order in which they are written: the last is
+//! the outermost.
+//!
+//! | method | what it adds |
+//! |---|---|
+//! | [`with_time_limit`](Listener::with_time_limit) | what takes longer has failed |
+//! | [`with_retry`](Listener::with_retry) | when to try again after a failure |
+//! | [`with_concurrency`](Listener::with_concurrency) | so many events at once |
+//! | [`with_rate`](Listener::with_rate) | so many events in some time |
+//! | [`with_span`](Listener::with_span) | a span of `tracing` around each delivery |
+//! | [`around`](Listener::around) | whatever you like |
+//!
+//! A [`batch`] takes the first two of them; what else it needs, it does for all its events in its own code.
+//!
+//! They are for one listener, and run around its call: they can hold something while it runs, keep the event from it, give it
+//! another event, or answer something else. An [`Interceptor`](crate::Interceptor) is for all listeners of an outbox, batches
+//! included, and runs before and after: it can look, and keep an event from its listener, but hold nothing and change nothing.
+//! For auditing everything take an interceptor; for what belongs to one listener, wrap it.
 
 mod adapters;
+mod around;
 pub(crate) mod blocking;
 mod delivery;
 mod erased;
 mod fan_out;
+mod limited;
 mod outcome;
+mod spanned;
 mod typed;
 
 use std::future::Future;
@@ -15,13 +39,16 @@ use std::time::Duration;
 use crate::retry::RetryPolicy;
 
 pub use adapters::{Batch, Configured, batch};
+pub use around::{Around, Next};
 pub use blocking::{Blocking, blocking};
 pub use delivery::{Delivery, Path};
 pub use erased::AnyListener;
-pub(crate) use erased::Verdicts;
+pub(crate) use erased::{Verdicts, wrong_number_of_verdicts};
 pub use fan_out::FanOut;
+pub use limited::{AtOnce, Limited, Rate};
 pub(crate) use outcome::chain;
 pub use outcome::{Failure, FailureKind, IntoVerdict, Outcome, Verdict};
+pub use spanned::Spanned;
 pub use typed::{Handle, HandleFn, Typed, handler, typed};
 
 /// Receives events, one at a time.
@@ -109,6 +136,109 @@ pub trait Listener: Send + Sync + 'static {
         Self: Sized,
     {
         Configured::new(self).with_retry(policy)
+    }
+
+    /// This listener with so many events at once, at most, in this process; 0 counts as 1.
+    ///
+    /// An event that finds all places taken waits for one, with its worker, for a second. Then it is given back and comes
+    /// again a second later, which counts as no attempt; so a slow listener does not keep the workers from others. A time limit
+    /// that was given before begins when there is a place; one that is given after covers the wait.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use posthaste_core::{Delivery, Listener, MemoryStore, Outbox};
+    ///
+    /// async fn send(event: Delivery) -> std::io::Result<()> { /* to a mail server that takes two at a time */ Ok(()) }
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new())
+    ///     .listen("Order", "*", send.with_time_limit(Duration::from_secs(5)).with_concurrency(2));
+    /// ```
+    fn with_concurrency(self, events: usize) -> Limited<Self, AtOnce>
+    where
+        Self: Sized,
+    {
+        AtOnce::limit(self, events)
+    }
+
+    /// This listener with so many events in that time, at most, in this process; 0 counts as 1.
+    ///
+    /// In no stretch of that length do more of them begin. An event whose turn comes within a second waits for it, with its
+    /// worker. Others are given back and come again when it is about their turn, which counts as no attempt; so a backlog
+    /// does not keep the workers from other listeners. A time limit that was given before begins with the turn; one that is
+    /// given after covers the wait. Every process has a limit of its own: with three of them, divide by three.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use posthaste_core::{Delivery, Listener, MemoryStore, Outbox};
+    ///
+    /// async fn post(event: Delivery) -> std::io::Result<()> { /* to a service that takes a hundred in a minute */ Ok(()) }
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new())
+    ///     .listen("Order", "*", post.with_rate(100, Duration::from_secs(60)));
+    /// ```
+    fn with_rate(self, events: u32, period: Duration) -> Limited<Self, Rate>
+    where
+        Self: Sized,
+    {
+        Rate::limit(self, events, period)
+    }
+
+    /// This listener in a span of `tracing` for each delivery, so that what it logs can be told apart.
+    ///
+    /// The span is called `delivery`, is of level INFO, and has the fields `event_id`, `event_type`, `aggregate_type`,
+    /// `aggregate_id` (if there is one), `attempt` (the first is 1), `path` (`hot` or `cold`), and at the end `outcome`
+    /// (`done`, `later`, `dead` or `failed`). The payload is not in it.
+    ///
+    /// ```
+    /// use posthaste_core::{Delivery, Listener, MemoryStore, Outbox};
+    ///
+    /// async fn send(event: Delivery) { tracing::info!("sending") } // INFO delivery{event_id=… attempt=1 …}: sending
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new()).listen("Order", "*", send.with_span());
+    /// ```
+    fn with_span(self) -> Spanned<Self>
+    where
+        Self: Sized,
+    {
+        Spanned::new(self)
+    }
+
+    /// This listener with code of yours around it, which goes on with [`Next::run`], or does not.
+    ///
+    /// It answers with what listeners answer. A time limit and a retry policy that were given before are those of the whole.
+    /// What several listeners share, such as one limit for all of them, is captured.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use posthaste_core::listener::{Delivery, Listener, Next, Outcome};
+    /// use posthaste_core::{MemoryStore, Outbox};
+    /// use tokio::sync::Semaphore;
+    ///
+    /// async fn send(event: Delivery) -> std::io::Result<()> { Ok(()) }
+    ///
+    /// let connections = Arc::new(Semaphore::new(2));
+    /// let listener = send.around(move |event: Delivery, next: Next| {
+    ///     let connections = connections.clone();
+    ///     async move {
+    ///         if event.header("test").is_some() {
+    ///             return Ok(Outcome::Done); // not sent at all
+    ///         }
+    ///         let _connection = connections.acquire().await?; // until the listener is through
+    ///         next.run(event).await
+    ///     }
+    /// });
+    /// let builder = Outbox::builder(MemoryStore::new()).listen("Order", "*", listener);
+    /// ```
+    fn around<F, Fut>(self, wrap: F) -> Around<F>
+    where
+        Self: Sized,
+        F: Fn(Delivery, Next) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoVerdict> + Send,
+    {
+        Around::new(self.into(), wrap)
     }
 }
 

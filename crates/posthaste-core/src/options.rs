@@ -184,17 +184,19 @@ impl Options {
         let fields = all.as_object_mut().expect("options are a struct");
         let Some(field) = fields.get_mut(option) else {
             let known = fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            return Err(Error::new(option, text, format!("unknown; the options are {known}")));
+            // What is meant for somebody else may be a secret, so it is not shown.
+            return Err(Error::new(option, "unknown", format!("remove it, or give one of {known}")));
         };
         // What is a number by default is read as one; everything else is text to serde.
-        *field = match field {
+        let (value, expected): (serde_json::Value, _) = match field {
             serde_json::Value::Number(_) => {
-                let number = text.trim().parse::<u64>().map_err(|_| Error::new(option, text, "not a whole number"))?;
-                number.into()
+                let expected = "must be a whole number, such as 8";
+                (text.trim().parse::<u64>().map_err(|_| Error::new(option, text, expected))?.into(), expected)
             }
-            _ => text.into(),
+            _ => (text.into(), "must be a length of time, such as 200ms, 5s or 5m"),
         };
-        serde_json::from_value(all).map_err(|error| Error::new(option, text, error))
+        *field = value;
+        serde_json::from_value(all).map_err(|_| Error::new(option, text, expected))
     }
 
     /// Checks that the settings make sense, each and together.
@@ -343,9 +345,11 @@ mod tests {
         let wrong = |name: &str, value: &str| {
             Options::default().with_env("PH_", vars(&[(name, value)])).unwrap_err().to_string()
         };
-        assert_eq!(wrong("PH_WORKERS", "many"), "option PH_WORKERS is many: not a whole number");
+        assert_eq!(wrong("PH_WORKERS", "many"), "option PH_WORKERS is many: must be a whole number, such as 8");
+        // A secret that is meant for something else is not shown.
+        assert!(!wrong("PH_URL", "postgres://u:secret@h/d").contains("secret"));
         assert!(wrong("PH_LEASE", "5 parsecs").starts_with("option PH_LEASE is 5 parsecs: "));
-        assert!(wrong("PH_WORKER", "4").contains("unknown; the options are cold_queue, count_interval"));
+        assert!(wrong("PH_WORKER", "4").contains("unknown: remove it, or give one of cold_queue, count_interval"));
         assert!(toml::from_str::<Options>("worker = 4").is_err());
     }
 

@@ -77,7 +77,7 @@ struct Relay {
 #[non_exhaustive]
 pub enum WriteError {
     /// The event could not be built.
-    #[error("the event could not be built")]
+    #[error("the event could not be built, and nothing was written")]
     Event(#[from] event::Error),
     /// The database did not take it.
     #[error("the event could not be stored")]
@@ -485,8 +485,18 @@ impl<S: WriteStore> Drop for Inner<S> {
     }
 }
 
+/// The rows of all events, or what is wrong with the first that is none, and which one that is.
 fn collect<E: IntoEvent>(events: impl IntoIterator<Item = E>) -> Result<Vec<NewRow>, event::Error> {
-    events.into_iter().map(|event| event.into_event().map(NewRow::new)).collect()
+    let mut events = events.into_iter();
+    let mut rows = Vec::new();
+    while let Some(event) = events.next() {
+        match event.into_event() {
+            Ok(event) => rows.push(NewRow::new(event)),
+            Err(error) if rows.is_empty() && events.next().is_none() => return Err(error),
+            Err(error) => return Err(event::Error::InBatch { place: rows.len() + 1, error: Box::new(error) }),
+        }
+    }
+    Ok(rows)
 }
 
 fn ids(rows: &[NewRow]) -> Vec<EventId> {

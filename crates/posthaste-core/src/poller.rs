@@ -260,7 +260,7 @@ impl Inner {
             .into_iter()
             .map(|row| {
                 error!(event_id = %row.id, reason = row.reason, "row cannot be decoded");
-                let action = Action::Dead { error: format!("undecodable: {}", row.reason), counts: false };
+                let action = Action::Dead { error: undecodable(&row.reason), counts: false };
                 Settlement::new(row.id, lease.clone(), action)
             })
             .collect();
@@ -308,6 +308,11 @@ impl Inner {
         let longest = self.options.poll_interval.max(Duration::from_millis(100));
         RetryPolicy::exponential(Duration::from_millis(100), longest).delay(failures, &self.jitter)
     }
+}
+
+/// What a row keeps of why it is no event.
+fn undecodable(reason: &str) -> String {
+    format!("undecodable: {reason}; mend the row, then redrive it")
 }
 
 fn applied(results: &[Settled]) -> u64 {

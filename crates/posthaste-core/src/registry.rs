@@ -51,12 +51,30 @@ pub enum Error {
         /// The event type.
         event_type: String,
     },
+    /// Typed events are made of each other by their upcasts.
+    #[error("upcasts go round in a circle: {}; remove one of these steps", circle(types))]
+    Circle {
+        /// The types, each made of the next one, and the last of the first.
+        types: Vec<&'static str>,
+    },
     /// A name is empty.
     #[error("a listener was registered with an empty {field}; give its name, or \"*\" for any")]
     Empty {
         /// Which name.
         field: &'static str,
     },
+}
+
+/// `A is made of B, which is made of A`.
+fn circle(types: &[&'static str]) -> String {
+    match types {
+        [] => String::new(),
+        [one] => format!("{one} is made of itself"),
+        [first, others @ ..] => {
+            let others = others.join(", which is made of ");
+            format!("{first} is made of {others}, which is made of {first}")
+        }
+    }
 }
 
 impl Registry {
@@ -126,7 +144,7 @@ impl Registry {
     /// ```
     ///
     /// # Errors
-    /// When one of its types is taken; nothing is registered then.
+    /// When one of its types is taken, or its upcasts lead back to it; nothing is registered then.
     pub fn on<T: TypedEvent>(&mut self, function: impl HandleFn<T>) -> Result<(), Error> {
         self.register_for::<T>(typed::<T>(function))
     }
@@ -158,11 +176,15 @@ impl Registry {
     /// [`OutboxBuilder::listen_for`](crate::OutboxBuilder::listen_for).
     ///
     /// # Errors
-    /// When one of them is taken; nothing is registered then.
+    /// When one of them is taken, or the upcasts of the type lead back to it; nothing is registered then.
     pub fn register_for<T: TypedEvent>(&mut self, listener: impl Into<AnyListener>) -> Result<(), Error> {
+        let upcasts = T::upcasts();
+        if let Some(types) = upcasts.circle() {
+            return Err(Error::Circle { types: types.to_vec() });
+        }
         let listener = listener.into();
         let mut registry = self.clone();
-        for (aggregate_type, event_type) in T::upcasts().routes() {
+        for (aggregate_type, event_type) in upcasts.routes() {
             registry.register(aggregate_type, event_type, listener.clone())?;
         }
         *self = registry;

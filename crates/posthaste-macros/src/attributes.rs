@@ -2,6 +2,7 @@
 
 use proc_macro2::Span;
 use syn::meta::ParseNestedMeta;
+use syn::parse::{Parse, ParseStream};
 use syn::spanned::Spanned;
 use syn::{Attribute, Error, LitInt, LitStr, Path, Result, Type};
 
@@ -50,9 +51,12 @@ impl Attributes {
             ("key", _) => once(&mut self.key, meta, |meta| text(meta, "id", usize::MAX).and_then(FieldPath::parse)),
             ("tenant", _) => once(&mut self.tenant, meta, |meta| text(meta, "shop", usize::MAX).and_then(FieldPath::parse)),
             ("topic", _) => once(&mut self.topic, meta, |meta| text(meta, "orders", 255)),
-            ("crate", _) => once(&mut self.krate, meta, |meta| meta.value()?.call(Path::parse_mod_style)),
+            ("crate", _) => once(&mut self.krate, meta, |meta| {
+                value(meta, "expected a path without quotes: `crate = posthaste_core`", Path::parse_mod_style)
+            }),
             ("from", _) => {
-                self.from.push(meta.value()?.parse()?);
+                let old = value(meta, "expected a type without quotes: `from = OrderPlacedV1`", Type::parse)?;
+                self.from.push(old);
                 Ok(())
             }
             _ => Err(meta.error(
@@ -74,6 +78,12 @@ fn once<T>(
     Ok(())
 }
 
+/// What stands behind `=`, if it can be read.
+fn value<T>(meta: &ParseNestedMeta<'_>, expected: &str, read: fn(ParseStream<'_>) -> Result<T>) -> Result<T> {
+    let value = meta.value().map_err(|_| Error::new(meta.path.span(), expected))?;
+    value.call(read).map_err(|error| Error::new(error.span(), expected))
+}
+
 /// A text in quotes that an event can have in the place it is meant for.
 fn text(meta: &ParseNestedMeta<'_>, example: &str, limit: usize) -> Result<LitStr> {
     let name = meta.path.get_ident().map(ToString::to_string).unwrap_or_default();
@@ -82,7 +92,9 @@ fn text(meta: &ParseNestedMeta<'_>, example: &str, limit: usize) -> Result<LitSt
     let literal: LitStr = value.parse().map_err(|error| in_quotes(error.span()))?;
     let refused = match literal.value() {
         text if text.is_empty() => format!("`{name}` is empty; give it at least one character"),
-        text if text == "*" => format!("`*` stands for any {name} when listening; give this one a name"),
+        text if text == "*" && matches!(name.as_str(), "type" | "aggregate") => {
+            format!("`*` stands for any {name} when listening; give this one a name")
+        }
         text if text.contains('\0') => {
             format!("`{name}` holds the character U+0000, which not every database can store; remove it")
         }

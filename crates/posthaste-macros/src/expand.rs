@@ -10,7 +10,8 @@ use crate::shape::{Event, Events, Shape};
 
 pub(crate) fn expand(shape: &Shape<'_>) -> TokenStream {
     let Shape { name, krate, .. } = shape;
-    let aggregate = shape.aggregate.as_ref().map(|name| quote!(const AGGREGATE_TYPE: &'static str = #name;));
+    let aggregate =
+        shape.aggregate.as_ref().map(|name| quote!(const AGGREGATE_TYPE: &'static ::core::primitive::str = #name;));
     let events = match &shape.events {
         Events::One(event) => one(event, shape),
         Events::Family(events) => family(events, shape),
@@ -18,7 +19,7 @@ pub(crate) fn expand(shape: &Shape<'_>) -> TokenStream {
     let upcasts = upcasts(shape);
     let told_apart = shape.from.iter().map(|old| told_apart(old, shape));
     quote! {
-        // A variant that must no longer be written is still read.
+        // What must no longer be written is still read.
         #[automatically_derived]
         #[allow(deprecated)]
         impl #krate::event::TypedEvent for #name {
@@ -28,6 +29,7 @@ pub(crate) fn expand(shape: &Shape<'_>) -> TokenStream {
         }
 
         #[automatically_derived]
+        #[allow(deprecated)]
         impl #krate::event::IntoEvent for &#name {
             fn into_event(self) -> ::core::result::Result<#krate::event::Event, #krate::event::Error> {
                 #krate::event::TypedEvent::to_builder(self).build()
@@ -56,8 +58,8 @@ fn one(event: &Event, shape: &Shape<'_>) -> TokenStream {
 
         #aggregate_id
 
-        fn encode(&self, event: #krate::event::EventBuilder) -> #krate::event::EventBuilder {
-            event #(.topic(#topic))* #(.tenant_id(#tenant))* .json(self)
+        fn encode(&self, __event: #krate::event::EventBuilder) -> #krate::event::EventBuilder {
+            __event #(.topic(#topic))* #(.tenant_id(#tenant))* .json(self)
         }
     }
 }
@@ -72,39 +74,39 @@ fn family(events: &[(&Ident, Event)], shape: &Shape<'_>) -> TokenStream {
     let tenants = events.iter().any(|(_, event)| event.tenant.is_some()).then(|| {
         let tenants = texts(events, |event| event.tenant.as_ref());
         quote! {
-            let tenant: ::core::option::Option<::std::string::String> = match self { #tenants };
-            let event = match tenant {
-                ::core::option::Option::Some(tenant) => event.tenant_id(tenant),
-                ::core::option::Option::None => event,
+            let __tenant: ::core::option::Option<::std::string::String> = match self { #tenants };
+            let __event = match __tenant {
+                ::core::option::Option::Some(__tenant) => __event.tenant_id(__tenant),
+                ::core::option::Option::None => __event,
             };
         }
     });
     let topics = events.iter().any(|(_, event)| event.topic.is_some()).then(|| {
         let topics = events.iter().map(|(variant, event)| with_topic(variant, event.topic.as_ref()));
-        quote!(let event = match self { #(#topics)* };)
+        quote!(let __event = match self { #(#topics)* };)
     });
     quote! {
         const KINDS: &'static [#krate::event::Kind] = &[#(#kinds),*];
 
         fn kind(&self) -> #krate::event::Kind {
-            Self::KINDS[match self { #(Self::#variants { .. } => #places,)* }]
+            <Self as #krate::event::TypedEvent>::KINDS[match self { #(Self::#variants { .. } => #places,)* }]
         }
 
         fn aggregate_id(&self) -> ::core::option::Option<::std::string::String> {
             match self { #keys }
         }
 
-        fn encode(&self, event: #krate::event::EventBuilder) -> #krate::event::EventBuilder {
+        fn encode(&self, __event: #krate::event::EventBuilder) -> #krate::event::EventBuilder {
             #tenants
             #topics
-            event.json(&#krate::event::family::payload(self))
+            __event.json(&#krate::event::family::payload(self))
         }
 
         fn decode(
-            event: &#krate::event::Event,
+            __event: &#krate::event::Event,
         ) -> ::core::result::Result<Self, #krate::event::DecodeError> {
-            match event.event_type() {
-                #(#types => #krate::event::family::decode(event, #places),)*
+            match __event.event_type() {
+                #(#types => #krate::event::family::decode(__event, #places),)*
                 _ => ::core::result::Result::Err(#krate::event::DecodeError::other("it is not in this family")),
             }
         }
@@ -125,7 +127,7 @@ fn texts(events: &[(&Ident, Event)], field: impl Fn(&Event) -> Option<&Field>) -
 
 fn with_topic(variant: &Ident, topic: Option<&LitStr>) -> TokenStream {
     let topic = topic.iter();
-    quote!(Self::#variant { .. } => event #(.topic(#topic))*,)
+    quote!(Self::#variant { .. } => __event #(.topic(#topic))*,)
 }
 
 fn kind(event: &Event, shape: &Shape<'_>) -> TokenStream {
@@ -140,7 +142,7 @@ fn upcasts(shape: &Shape<'_>) -> Option<TokenStream> {
     let krate = &shape.krate;
     // The span is the attribute's, so that a missing `From` is reported there.
     let steps = shape.from.iter().map(
-        |old| quote_spanned!(at(old.span())=> .upcast(|old: #old| <Self as ::core::convert::From<#old>>::from(old))),
+        |old| quote_spanned!(at(old.span())=> .upcast(|__old: #old| <Self as ::core::convert::From<#old>>::from(__old))),
     );
     Some(quote! {
         fn upcasts() -> #krate::event::Upcasts<Self> {
@@ -149,16 +151,26 @@ fn upcasts(shape: &Shape<'_>) -> Option<TokenStream> {
     })
 }
 
-/// A check that a type and the one it is made of are not the same kind of event.
+/// A check that a type and the one it is made of are not the same kind of event, and that it is the newer one. So no two of
+/// the same event type are made of each other; with others in between, that is found when a listener is registered.
 fn told_apart(old: &Type, shape: &Shape<'_>) -> TokenStream {
     let Shape { name, krate, .. } = shape;
     quote_spanned! {at(old.span())=>
+        #[allow(deprecated)]
         const _: () = ::core::assert!(
             !#krate::event::Kind::overlap(
                 <#name as #krate::event::TypedEvent>::KINDS,
                 <#old as #krate::event::TypedEvent>::KINDS,
             ),
             "an event and the older type it is made of have the same type and version; raise `version`",
+        );
+        #[allow(deprecated)]
+        const _: () = ::core::assert!(
+            !#krate::event::Kind::newer(
+                <#old as #krate::event::TypedEvent>::KINDS,
+                <#name as #krate::event::TypedEvent>::KINDS,
+            ),
+            "the older type that an event is made of has a higher version; raise `version` above it, or remove `from`",
         );
     }
 }

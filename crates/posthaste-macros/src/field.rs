@@ -70,13 +70,13 @@ impl Field {
     /// The pattern of a variant that binds it.
     pub(crate) fn pattern(&self) -> TokenStream {
         let first = &self.first;
-        quote!({ #first: field, .. })
+        quote!({ #first: __field, .. })
     }
 
     /// Its text, where the pattern was matched.
     pub(crate) fn text_of_pattern(&self) -> TokenStream {
         let rest = &self.rest;
-        quote_spanned!(at(self.literal.span())=> ::std::string::ToString::to_string(&(*field) #(.#rest)*))
+        quote_spanned!(at(self.literal.span())=> ::std::string::ToString::to_string(&(*__field) #(.#rest)*))
     }
 }
 
@@ -93,10 +93,13 @@ fn member(name: &str, literal: &LitStr) -> Result<Member> {
     Ok(Member::Named(ident))
 }
 
-/// The name as an identifier, a raw one if it is a keyword.
+/// The name as an identifier, a raw one if it is a keyword. No field has the name of a keyword that cannot be raw.
 fn literal_ident(name: &str, literal: &LitStr) -> Option<Ident> {
     let parsed = syn::parse::Parser::parse_str(Ident::parse_any, name).ok()?.unraw();
     let text = parsed.to_string();
+    if matches!(text.as_str(), "self" | "Self" | "super" | "crate" | "_") {
+        return None;
+    }
     let is_keyword = syn::parse_str::<Ident>(&text).is_err();
     Some(if is_keyword { Ident::new_raw(&text, literal.span()) } else { Ident::new(&text, literal.span()) })
 }

@@ -134,7 +134,8 @@ use shape::Shape;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A listener for the new type gets both. A version that is neither the present one nor one of those is DEAD, with a
+/// What is given as `from` must be older: of the same event type it has a lower version, and it is not made of this type in
+/// turn, by whatever detours. A listener for the new type gets both. A version that is neither the present one nor one of those is DEAD, with a
 /// reason that says so; deploy listeners before writers.
 #[proc_macro_derive(Event, attributes(event))]
 pub fn derive_event(input: TokenStream) -> TokenStream {

@@ -27,6 +27,7 @@ use sqlx::{ConnectOptions, Connection, MySql, SqlSafeStr, SqlStr, Transaction};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
+use crate::advice::{located, place};
 use crate::dialect::Slots;
 use crate::failover::{Failover, Writable};
 use crate::finish::finish;
@@ -187,7 +188,7 @@ impl MySqlStore {
         let options = MySqlConnectOptions::from_str(&format!("mysql:{rest}")).map_err(|error| Error::Config {
             field: "url",
             value: "mysql:…".to_owned(),
-            reason: error.to_string(),
+            reason: format!("{error}; a URL looks like mysql://user:password@host:3306/database"),
         })?;
         let verifies = matches!(options.get_ssl_mode(), MySqlSslMode::VerifyCa | MySqlSslMode::VerifyIdentity);
         tls::check(url, Scheme::MySql, verifies)?;
@@ -196,8 +197,9 @@ impl MySqlStore {
         match first.await {
             Ok(()) => Ok(Self::new(MySqlPoolOptions::new().connect_lazy_with(options))),
             Err(error) => {
+                let here = place(options.get_socket(), options.get_host(), options.get_port());
                 Err(tls::refused(&error, Scheme::MySql)
-                    .unwrap_or_else(|| fault::classify(error, &TableName::default())))
+                    .unwrap_or_else(|| located(fault::classify(error, &TableName::default()), here)))
             }
         }
     }

@@ -28,6 +28,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgSslMode, Postgres};
 use sqlx::{ConnectOptions, Connection, SqlStr};
 
+use crate::advice::{located, place};
 use crate::dialect::Slots;
 use crate::failover::{Failover, Writable};
 use crate::table::TableName;
@@ -171,7 +172,7 @@ impl PgStore {
             field: "url",
             // It may hold a password.
             value: "postgres:…".to_owned(),
-            reason: error.to_string(),
+            reason: format!("{error}; a URL looks like postgres://user:password@host:5432/database"),
         })?;
         let verifies = matches!(options.get_ssl_mode(), PgSslMode::VerifyCa | PgSslMode::VerifyFull);
         tls::check(url, Scheme::Postgres, verifies)?;
@@ -197,8 +198,9 @@ impl PgStore {
         match first.await {
             Ok(()) => Ok(Self::new(pool.connect_lazy_with(options))),
             Err(error) => {
+                let here = place(options.get_socket(), options.get_host(), options.get_port());
                 Err(tls::refused(&error, Scheme::Postgres)
-                    .unwrap_or_else(|| fault::classify(error, &TableName::default())))
+                    .unwrap_or_else(|| located(fault::classify(error, &TableName::default()), here)))
             }
         }
     }

@@ -26,6 +26,7 @@ use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore,
 use sqlx::SqlStr;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
+use crate::advice::located;
 use crate::dialect::Slots;
 use crate::many::Many;
 use crate::table::TableName;
@@ -195,7 +196,7 @@ impl SqliteStore {
         let options = SqliteConnectOptions::from_str(&format!("sqlite:{rest}")).map_err(|error| Error::Config {
             field: "url",
             value: url.to_owned(),
-            reason: error.to_string(),
+            reason: format!("{error}; a URL looks like sqlite:orders.db?mode=rwc"),
         })?;
         // A URL that says how to open the file means it.
         let says_mode = rest.split_once('?').is_some_and(|(_, query)| query.contains("mode="));
@@ -228,7 +229,10 @@ impl SqliteStore {
         loop {
             match pool.clone().connect_with(options.clone()).await {
                 Ok(pool) => return Ok(Self::new(pool)),
-                Err(error) => patience.after(error, &table).await?,
+                Err(error) => {
+                    let here = || options.get_filename().display();
+                    patience.after(error, &table).await.map_err(|error| located(error, here()))?;
+                }
             }
         }
     }

@@ -36,6 +36,27 @@ impl Scheme {
     }
 }
 
+impl Scheme {
+    /// The feature that compiles it in.
+    fn feature(self) -> &'static str {
+        match self {
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+            Self::MySql => "mysql",
+        }
+    }
+
+    /// The store that such a URL is for.
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    fn store(self) -> &'static str {
+        match self {
+            Self::Sqlite => "SqliteStore",
+            Self::Postgres => "PgStore",
+            Self::MySql => "MySqlStore",
+        }
+    }
+}
+
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -71,7 +92,11 @@ pub fn detect(url: &str) -> Result<Scheme, Error> {
     if scheme.is_compiled_in() {
         Ok(scheme)
     } else {
-        Err(refused(given, format!("support for {scheme} is not compiled into this build")))
+        let feature = scheme.feature();
+        Err(refused(
+            given,
+            format!("support for {scheme} is not compiled into this build; build with the feature `{feature}`"),
+        ))
     }
 }
 
@@ -86,7 +111,8 @@ pub(crate) fn expect(url: &str, expected: Scheme) -> Result<(), Error> {
         return Ok(());
     }
     let given = url.split_once(':').map_or("", |(given, _)| given);
-    Err(refused(given, format!("it is a URL of {scheme}, and this is a store on {expected}")))
+    let store = scheme.store();
+    Err(refused(given, format!("it is a URL of {scheme}, and this is a store on {expected}; use {store}")))
 }
 
 fn known() -> String {

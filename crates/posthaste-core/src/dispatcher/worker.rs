@@ -1,5 +1,6 @@
 //! A worker: take, route, run, classify, settle.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,9 @@ use super::Work;
 use crate::hook::panic_text;
 use crate::inflight::InFlight;
 use crate::interceptor::AnyInterceptor;
-use crate::listener::{AnyListener, Delivery, Failure, FailureKind, Outcome, Verdict, Verdicts};
+use crate::listener::{
+    AnyListener, Delivery, Failure, FailureKind, Outcome, Verdict, Verdicts, wrong_number_of_verdicts,
+};
 use crate::metrics::Metrics;
 use crate::queue::Queues;
 use crate::registry::Registry;
@@ -163,7 +166,8 @@ impl Worker {
     /// Runs `before` of each interceptor until one fails; says how many succeeded.
     async fn run_before(&self, event: &Delivery) -> (usize, Option<Failure>) {
         for (index, interceptor) in self.interceptors.iter().enumerate() {
-            if let Err(failure) = self.contained("interceptor", self.time_limit, interceptor.before(event)).await {
+            let before = interceptor.before(event);
+            if let Err(failure) = self.contained(Who::Interceptor(index + 1), self.time_limit, before).await {
                 return (index, Some(failure));
             }
         }
@@ -172,9 +176,9 @@ impl Worker {
 
     /// Runs `after` of the interceptors whose `before` succeeded, the last one first.
     async fn run_after(&self, event: &Delivery, verdict: &Verdict, entered: usize) {
-        for interceptor in self.interceptors[..entered].iter().rev() {
+        for (index, interceptor) in self.interceptors[..entered].iter().enumerate().rev() {
             let after = interceptor.after(event, verdict);
-            if let Err(failure) = self.contained("interceptor", self.time_limit, after).await {
+            if let Err(failure) = self.contained(Who::Interceptor(index + 1), self.time_limit, after).await {
                 error!(event_id = %event.id(), error = %failure, "interceptor failed afterwards");
             }
         }
@@ -185,12 +189,12 @@ impl Worker {
         let started_at = tokio::time::Instant::now();
         let limit = listener.time_limit().unwrap_or(self.time_limit);
         kill_point!("listener.before");
-        let answer = self.contained("listener", limit, listener.run(events).map(Ok)).await;
+        let answer = self.contained(Who::Listener, limit, listener.run(events).map(Ok)).await;
         kill_point!("listener.after");
         self.metrics.listener_duration(started_at.elapsed());
         let reason = match answer {
             Ok(verdicts) if verdicts.len() == events.len() => return verdicts,
-            Ok(verdicts) => format!("listener gave {} verdicts for {} events", verdicts.len(), events.len()),
+            Ok(verdicts) => wrong_number_of_verdicts(verdicts.len(), events.len()),
             Err(failure) => failure.text(),
         };
         events.iter().map(|_| Err(Failure::retryable(reason.clone()))).collect()
@@ -199,7 +203,7 @@ impl Worker {
     /// Runs what belongs to the user: within a time limit, and a panic of it is a failure like any other.
     async fn contained<T>(
         &self,
-        who: &'static str,
+        who: Who,
         limit: Duration,
         run: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
@@ -207,8 +211,8 @@ impl Worker {
             Ok(Ok(answer)) => answer,
             Ok(Err(panic)) => Err(Failure::retryable(format!("{who} panicked: {}", panic_text(&*panic)))),
             Err(_) => Err(Failure::retryable(format!(
-                "{who} took longer than its time limit of {limit:?}; \
-                 give it more with with_time_limit or listener_time_limit"
+                "{who} took longer than its time limit of {limit:?}; give it more with {}",
+                who.limit()
             ))),
         }
     }
@@ -248,6 +252,33 @@ impl Worker {
                 error!(event_id = %event.id(), event_type = event.event_type(), attempt = event.attempt(), %kind, error, "event is dead");
                 Action::Dead { error, counts: kind != FailureKind::Unroutable }
             }
+        }
+    }
+}
+
+/// Whose code runs.
+#[derive(Clone, Copy)]
+enum Who {
+    Listener,
+    /// With its place; the first is 1.
+    Interceptor(usize),
+}
+
+impl Who {
+    /// What its time limit is set with.
+    fn limit(self) -> &'static str {
+        match self {
+            Self::Listener => "with_time_limit, or all listeners with the option listener_time_limit",
+            Self::Interceptor(_) => "the option listener_time_limit",
+        }
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Listener => f.write_str("the listener"),
+            Self::Interceptor(place) => write!(f, "interceptor {place}"),
         }
     }
 }

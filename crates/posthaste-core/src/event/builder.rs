@@ -15,6 +15,9 @@ use crate::time::Timestamp;
 /// How long ago "now" may have been when an event is built.
 const JUST_NOW: Duration = Duration::from_secs(1);
 
+/// As much of the key of a header as a message shows.
+const SHOWN_KEY: usize = 64;
+
 /// A hundred years: longer than any delay that is meant.
 const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -167,7 +170,7 @@ impl EventBuilder {
         self
     }
 
-    /// Sets the version of the payload. Default: 1. It is kept in the header [`VERSION_HEADER`], unless it is 1.
+    /// Sets the version of the payload, from 1 on. Default: 1. It is kept in the header [`VERSION_HEADER`], unless it is 1.
     ///
     /// ```
     /// # extern crate posthaste_core as posthaste;
@@ -259,6 +262,9 @@ impl EventBuilder {
         optional("tenant_id", self.tenant_id.as_deref(), limit::TENANT_ID)?;
         optional("topic", self.topic.as_deref(), limit::TOPIC)?;
         check_headers(&self.headers)?;
+        if self.headers.get(VERSION_HEADER).is_some_and(|version| version == "0") {
+            return Err(Error::NoVersion);
+        }
         let payload = one_payload(self.payloads)?;
         let content_type = self.content_type.unwrap_or_else(|| match payload {
             Payload::Json(_) => JSON.to_owned(),
@@ -304,8 +310,12 @@ fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Error> {
         return Ok(());
     }
     for (key, value) in headers {
-        required("header key", key, limit::HEADERS)?;
-        Error::check_text("header value", value, limit::HEADERS)?;
+        if key.is_empty() {
+            return Err(Error::Empty { field: "header key" });
+        }
+        if key.contains('\0') || value.contains('\0') {
+            return Err(Error::NulInHeader { key: key.chars().take(SHOWN_KEY).collect() });
+        }
     }
     let len = serde_json::to_string(headers).map_or(0, |json| json.len());
     if len > limit::HEADERS {

@@ -32,6 +32,12 @@ pub enum Error {
         /// Which field.
         field: &'static str,
     },
+    /// The key or the value of a header holds the character U+0000.
+    #[error("header {key:?} holds the character U+0000, which not every database can store; remove it")]
+    NulInHeader {
+        /// Which header. A long key is cut.
+        key: String,
+    },
     /// No payload was given.
     #[error("payload is missing; give it with json, json_text or bytes")]
     NoPayload,
@@ -57,8 +63,11 @@ pub enum Error {
     #[error("payload is not valid JSON; send text that is not JSON with bytes")]
     NotJson(#[source] serde_json::Error),
     /// The value given as payload could not be turned into JSON.
-    #[error("payload could not be serialised to JSON")]
+    #[error("payload could not be serialised to JSON; change its type, or encode it yourself and give it with bytes")]
     NotSerialisable(#[source] serde_json::Error),
+    /// A version of zero.
+    #[error("version is 0; versions count from 1, which is what it is if it is left out")]
+    NoVersion,
     /// The headers are too large together.
     #[error("headers have {len} bytes as JSON, the limit is {max}; put the large ones in the payload")]
     HeadersTooLarge {
@@ -78,13 +87,23 @@ pub enum Error {
     DelayTooLong(Duration),
     /// It should be available before it happened.
     #[error(
-        "available_at is {available_at}, before occurred_at, {occurred_at}; an event cannot be delivered before it happened"
+        "available_at is {available_at}, before occurred_at, {occurred_at}, and nothing is delivered before it happened; \
+         give a later available_at, or an earlier occurred_at"
     )]
     AvailableBeforeOccurred {
         /// When it should be available.
         available_at: Timestamp,
         /// When it happened.
         occurred_at: Timestamp,
+    },
+    /// One of several events that were to be written together could not be built.
+    #[error("event {place} of those given")]
+    InBatch {
+        /// Which one, in the order in which they were given; the first is 1.
+        place: usize,
+        /// What is wrong with it.
+        #[source]
+        error: Box<Error>,
     },
 }
 
@@ -171,7 +190,7 @@ pub(crate) enum Mismatch {
     #[error("this event type is not accepted, only {}; listen for it with a listener of its own", list(accepted))]
     EventType { accepted: Vec<&'static str> },
     #[error(
-        "the header {VERSION_HEADER} is {0:?}, which is not a version; write a whole number, or leave it out for 1"
+        "the header {VERSION_HEADER} is {0:?}, which is not a version; write a whole number from 1 on, or leave it out for 1"
     )]
     VersionHeader(String),
     #[error(transparent)]

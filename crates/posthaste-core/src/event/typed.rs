@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{DecodeError, Error, Event, EventBuilder, GLOBAL, IntoEvent, Upcasts};
+use crate::registry::ANY;
 
 /// A type of yours that is an event: written with `tx.write(value)`, received with
 /// [`on`](crate::OutboxBuilder::on).
@@ -82,6 +83,8 @@ pub trait TypedEvent: Serialize + DeserializeOwned + Send + 'static {
     }
 
     /// How to make this type of older ones. Default: not at all.
+    ///
+    /// Types that are made of each other, by whatever detours, are refused when a listener for one of them is registered.
     fn upcasts() -> Upcasts<Self> {
         Upcasts::new()
     }
@@ -121,7 +124,14 @@ pub struct Kind {
 
 impl Kind {
     /// A kind of event: its type, and the version of its payload.
+    ///
+    /// # Panics
+    /// When the type is empty or `*`, which stands for any when listening, or when the version is 0; in a constant, when it
+    /// is compiled.
     pub const fn new(event_type: &'static str, version: u32) -> Self {
+        assert!(!event_type.is_empty(), "an event type has at least one character");
+        assert!(!same(event_type, ANY), "`*` stands for any event type when listening; give this one a name");
+        assert!(version > 0, "versions count from 1");
         Self { event_type, version }
     }
 
@@ -139,6 +149,24 @@ impl Kind {
             let mut k = 0;
             while k < others.len() {
                 if some[i].version == others[k].version && same(some[i].event_type, others[k].event_type) {
+                    return true;
+                }
+                k += 1;
+            }
+            i += 1;
+        }
+        false
+    }
+
+    /// Whether the first list has a kind that the second has in a lower version. The derive checks with it that what a type
+    /// is made of is not newer than the type.
+    #[doc(hidden)]
+    pub const fn newer(some: &[Self], others: &[Self]) -> bool {
+        let mut i = 0;
+        while i < some.len() {
+            let mut k = 0;
+            while k < others.len() {
+                if some[i].version > others[k].version && same(some[i].event_type, others[k].event_type) {
                     return true;
                 }
                 k += 1;

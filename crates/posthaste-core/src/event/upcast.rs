@@ -1,5 +1,7 @@
 //! Older versions of a typed event.
 
+use std::any::{TypeId, type_name};
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -47,6 +49,8 @@ use crate::event::error::Mismatch;
 /// ```
 pub struct Upcasts<T> {
     steps: Vec<Step<T>>,
+    /// The names of types that are made of each other, if there are such.
+    circle: Option<Vec<&'static str>>,
 }
 
 /// How to make a `T` of one older kind of event.
@@ -63,7 +67,7 @@ type Read<T> = Arc<dyn Fn(&Event) -> Result<T, DecodeError> + Send + Sync>;
 impl<T: TypedEvent> Upcasts<T> {
     /// None: only the present version is accepted.
     pub fn new() -> Self {
-        Self { steps: Vec::new() }
+        Self { steps: Vec::new(), circle: None }
     }
 
     /// Accepts an older type, and everything that it accepts, through this function.
@@ -79,7 +83,11 @@ impl<T: TypedEvent> Upcasts<T> {
                 read: Arc::new(move |event| Old::decode(event).map(|old| convert(old))),
             });
         }
-        for older in Old::upcasts().steps {
+        // Without this check, types that are made of each other would ask each other without end.
+        let older = Making::begin::<T>().of::<Old>().map(|_making| Old::upcasts());
+        let older = older.unwrap_or_else(|circle| Upcasts { steps: Vec::new(), circle: Some(circle) });
+        self.circle = self.circle.or(older.circle);
+        for older in older.steps {
             let convert = Arc::clone(&convert);
             self.steps.push(Step {
                 aggregate_type: older.aggregate_type,
@@ -89,6 +97,11 @@ impl<T: TypedEvent> Upcasts<T> {
             });
         }
         self
+    }
+
+    /// The names of types that are made of each other, each of the next one, the last of the first.
+    pub(crate) fn circle(&self) -> Option<&[&'static str]> {
+        self.circle.as_deref()
     }
 
     /// The event as a `T`, if it is one or can be made one.
@@ -127,12 +140,43 @@ impl<T: TypedEvent> Upcasts<T> {
 
     /// Every pair of aggregate type and event type that can be read.
     pub(crate) fn routes(&self) -> Vec<(&'static str, &'static str)> {
+        const { assert!(!T::KINDS.is_empty(), "a typed event has at least one kind") };
         let present = T::KINDS.iter().map(|kind| (T::AGGREGATE_TYPE, kind.event_type));
         let older = self.steps.iter().map(|step| (step.aggregate_type, step.kind.event_type));
         let mut routes: Vec<_> = present.chain(older).collect();
         routes.sort_unstable();
         routes.dedup();
         routes
+    }
+}
+
+thread_local! {
+    /// The types whose upcasts this thread is just asking for, each for the one before it.
+    static MAKING: RefCell<Vec<(TypeId, &'static str)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Says, until it is dropped, that upcasts of a type are being made.
+struct Making;
+
+impl Making {
+    fn begin<T: 'static>() -> Self {
+        MAKING.with_borrow_mut(|types| types.push((TypeId::of::<T>(), type_name::<T>())));
+        Self
+    }
+
+    /// Goes on with an older type, unless that is being made already: then these are the types that lead to it.
+    fn of<Old: 'static>(self) -> Result<Self, Vec<&'static str>> {
+        let circle = MAKING.with_borrow(|types| {
+            let first = types.iter().position(|(id, _)| *id == TypeId::of::<Old>())?;
+            Some(types[first..].iter().map(|(_, name)| *name).collect())
+        });
+        circle.map_or(Ok(self), Err)
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        MAKING.with_borrow_mut(Vec::pop);
     }
 }
 

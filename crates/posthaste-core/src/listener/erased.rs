@@ -44,6 +44,14 @@ impl<L: Listener> Run for Single<L> {
     }
 }
 
+/// What to say of a batch listener that did not answer once for each event.
+pub(crate) fn wrong_number_of_verdicts(verdicts: usize, events: usize) -> String {
+    format!(
+        "the listener gave {verdicts} verdicts for {events} events, so none of them counts; \
+         give one for each event, in their order"
+    )
+}
+
 struct Slice<B>(B);
 
 impl<B: BatchListener> Run for Slice<B> {

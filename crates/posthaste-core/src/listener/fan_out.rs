@@ -1,6 +1,6 @@
 //! Several listeners for one event.
 
-use super::{AnyListener, Delivery, Failure, FailureKind, Listener, Outcome, Verdict};
+use super::{AnyListener, Delivery, Failure, FailureKind, Listener, Outcome, Verdict, wrong_number_of_verdicts};
 
 /// Hands one event to several listeners, in the order in which they were added.
 ///
@@ -49,22 +49,28 @@ impl FanOut {
 impl Listener for FanOut {
     async fn on_event(&self, event: &Delivery) -> Verdict {
         if self.listeners.is_empty() {
-            return Err(Failure::new(FailureKind::Unroutable, "the fan-out has no listeners; add one with and"));
+            return Err(Failure::new(
+                FailureKind::Unroutable,
+                "the fan-out has no listeners; add one with FanOut::and, then redrive the event",
+            ));
         }
-        for listener in &self.listeners {
+        for (place, listener) in (1..).zip(&self.listeners) {
             let run = listener.run(std::slice::from_ref(event));
             let verdicts = match listener.time_limit() {
                 None => run.await,
                 Some(limit) => match tokio::time::timeout(limit, run).await {
                     Ok(verdicts) => verdicts,
                     Err(_) => {
-                        let reason = format!("a listener of the fan-out took longer than its time limit of {limit:?}");
-                        return Err(Failure::retryable(reason));
+                        return Err(Failure::retryable(format!(
+                            "listener {place} of the fan-out took longer than its time limit of {limit:?}; \
+                             give it more with with_time_limit"
+                        )));
                     }
                 },
             };
             if verdicts.len() != 1 {
-                return Err(Failure::retryable(format!("listener gave {} verdicts for 1 event", verdicts.len())));
+                let reason = wrong_number_of_verdicts(verdicts.len(), 1);
+                return Err(Failure::retryable(format!("listener {place} of the fan-out: {reason}")));
             }
             for verdict in verdicts {
                 if !matches!(verdict, Ok(Outcome::Done)) {

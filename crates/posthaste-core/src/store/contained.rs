@@ -32,9 +32,13 @@ impl Contained {
         let limit = self.limit;
         contained(async move {
             let answer = tokio::time::timeout(limit, call).await;
-            answer.unwrap_or_else(|_| Err(Error::Unavailable(format!("no answer within {limit:?}").into())))
+            answer.unwrap_or_else(|_| Err(Error::Unavailable(late(limit).into())))
         })
     }
+}
+
+fn late(limit: Duration) -> String {
+    format!("no answer within {limit:?}; see whether the server hangs, or the way to it")
 }
 
 /// The call, whose panic is an error.

@@ -22,7 +22,7 @@ pub enum Error {
     #[error("the database cannot be reached")]
     Unavailable(#[source] Source),
     /// Somebody else holds a lock for too long, or the transaction lost a conflict. Worth trying again.
-    #[error("the database is busy with another transaction")]
+    #[error("the database is busy with another transaction; try again")]
     Busy(#[source] Source),
     /// The table is missing, or not the one this version works with.
     #[error("table {table} is not ready: {reason}")]
@@ -61,9 +61,10 @@ pub enum CommitError {
     /// Nothing was committed.
     #[error("the transaction was not committed, and nothing of it is stored")]
     NotCommitted(#[source] Error),
-    /// The connection was lost before the answer came. If it was committed, its events will be delivered.
+    /// The connection was lost before the answer came, or the answer leaves it open. If it was committed, its events will
+    /// be delivered.
     #[error(
-        "the connection was lost during the commit, so it may or may not have happened; \
+        "the commit got no clear answer, so it may or may not have happened; \
          look for one of its rows before doing it again"
     )]
     Unknown(#[source] Error),

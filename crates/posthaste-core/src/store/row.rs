@@ -41,7 +41,7 @@ impl RawRow {
     /// What is wrong with the row, for its `last_error`.
     pub fn decode(self) -> Result<Event, String> {
         if self.event_type.is_empty() {
-            return Err("event_type is empty".to_owned());
+            return Err("event_type is empty; it needs at least one character".to_owned());
         }
         let payload = match (self.payload, self.payload_bytes) {
             (Some(text), None) => Payload::Json(text.into_boxed_str())

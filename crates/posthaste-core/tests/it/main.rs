@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
+mod around;
 mod containment;
 mod listeners;
 mod properties;

@@ -165,10 +165,86 @@ async fn a_newer_version_is_dead_and_the_reason_names_those_that_are_accepted() 
     );
 }
 
+/// A second version of which nobody kept the first.
+#[derive(Serialize, Deserialize)]
+struct Returned;
+
+impl TypedEvent for Returned {
+    const KINDS: &'static [Kind] = &[Kind::new("OrderReturned", 2)];
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_older_version_without_an_upcast_is_dead() {
-    let reason = reason(for_placed(), placed(0, "{}")).await;
-    assert!(reason.ends_with("version 0 is not accepted, only 1 and 2; add an upcast from it, then redrive the event"));
+    let mut registry = Registry::new();
+    registry.on::<Returned>(|_, _| async {}).unwrap();
+    let reason = reason(registry, Event::builder("OrderReturned").json_text("{}")).await;
+    assert!(reason.ends_with("version 1 is not accepted, only 2; add an upcast from it, then redrive the event"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn versions_count_from_one() {
+    assert!(matches!(placed(0, "{}").build(), Err(Error::NoVersion)));
+    for written in ["00", "-1", "4294967296", ""] {
+        let reason = reason(for_placed(), placed(1, "{}").header(VERSION_HEADER, written)).await;
+        let expected = format!("OrderPlaced does not decode: the header event-version is {written:?}, which is not");
+        assert!(reason.starts_with(&expected), "{reason}");
+    }
+}
+
+#[test]
+fn a_kind_that_no_event_can_have_is_refused() {
+    for (event_type, version) in [("", 1), ("*", 1), ("OrderPlaced", 0)] {
+        assert!(std::panic::catch_unwind(|| Kind::new(event_type, version)).is_err(), "{event_type:?} {version}");
+    }
+}
+
+/// Types that are made of the next one, and the last of the first.
+mod circle {
+    use super::*;
+
+    macro_rules! made_of {
+        ($($name:ident of $old:ident),*) => {$(
+            #[derive(Debug, PartialEq, Serialize, Deserialize)]
+            pub(super) struct $name {}
+
+            impl TypedEvent for $name {
+                const KINDS: &'static [Kind] = &[Kind::new(stringify!($name), 1)];
+
+                fn upcasts() -> Upcasts<Self> {
+                    Upcasts::new().upcast(|_: $old| Self {})
+                }
+            }
+        )*};
+    }
+
+    made_of!(Itself of Itself, Here of There, There of Here, A of B, B of C, C of A, Outside of Here);
+}
+
+#[tokio::test(start_paused = true)]
+async fn types_that_are_made_of_each_other_are_refused_at_the_start() {
+    async fn refused<T: TypedEvent>() -> String {
+        let error = Outbox::builder(MemoryStore::new()).on::<T>(|_, _| async {}).start().await.unwrap_err();
+        error.to_string().replace("it::typed::circle::", "")
+    }
+    let refusal = |circle: &str| format!("upcasts go round in a circle: {circle}; remove one of these steps");
+    assert_eq!(refused::<circle::Itself>().await, refusal("Itself is made of itself"));
+    assert_eq!(refused::<circle::Here>().await, refusal("Here is made of There, which is made of Here"));
+    assert_eq!(refused::<circle::There>().await, refusal("There is made of Here, which is made of There"));
+    assert_eq!(refused::<circle::B>().await, refusal("B is made of C, which is made of A, which is made of B"));
+    // It has no part in the circle that it leads to.
+    assert_eq!(refused::<circle::Outside>().await, refusal("Here is made of There, which is made of Here"));
+    // What asks without registering gets an answer, too.
+    let there = Event::of_json("There", "{}").unwrap();
+    assert_eq!(there.typed::<circle::Here>().unwrap(), circle::Here {});
+}
+
+#[tokio::test]
+async fn a_listener_may_accept_a_newer_type_that_is_made_of_its_own() {
+    let listener = typed::<PlacedV1>(|_, _| async {}).upcast(|new: PlacedV2| PlacedV1 { id: new.id });
+    for version in [1, 2] {
+        let event = placed(version, r#"{"id":1,"lines":[]}"#).build().unwrap();
+        assert_eq!(listener.on_event(&Delivery::new(event, 0, Path::Cold)).await.unwrap(), Outcome::Done);
+    }
 }
 
 #[tokio::test(start_paused = true)]

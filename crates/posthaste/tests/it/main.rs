@@ -1,6 +1,11 @@
-//! What users import.
+//! What users import, and what they are told.
 
 #![cfg(feature = "derive")]
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
+// Needs every store, as `--all-features` has them.
+#[cfg(all(feature = "mysql", feature = "postgres", feature = "sqlite", feature = "tls"))]
+mod errors;
 
 mod guide;
 #[cfg(all(feature = "testing", feature = "sqlite"))]
