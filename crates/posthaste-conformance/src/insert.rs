@@ -63,6 +63,43 @@ pub async fn case_20_fields_round_trip<F: Fixture>(fixture: F) {
     }
 }
 
+/// Every field comes back whatever the batch is like: of usual events or others, with leases or without, of any size, and of
+/// the same size again.
+pub async fn case_20_batches_of_every_kind<F: Fixture>(fixture: F) {
+    const SHAPES: [fn() -> Event; 5] = [
+        || Event::builder("Usual").aggregate("Order", 7).json_text("{\"usual\":1}").build().unwrap(),
+        || Event::builder("Global").json_text("null").build().unwrap(),
+        || Event::builder("Typed").content_type("application/cloudevents+json").json_text("{}").build().unwrap(),
+        || Event::builder("Full").tenant_id("t").topic("o").header("a", "b").json_text("[]").build().unwrap(),
+        || Event::builder("Bytes").aggregate("Image", 1).bytes(vec![0, 159]).build().unwrap(),
+    ];
+    let (store, lease) = (fixture.store(), lease());
+    for size in [1, 3, 3, 3, 40, 40, 3] {
+        for shapes in [&SHAPES[..1], &SHAPES[..2], &SHAPES[1..3], &SHAPES[..]] {
+            // None of them has a lease, all have, every second has.
+            for leases in [0, 1, 2] {
+                let row = |number: usize| match shapes[number % shapes.len()]() {
+                    event if leases > 0 && number % leases == 0 => leased(&event, &lease),
+                    event => NewRow::new(event),
+                };
+                let rows: Vec<_> = (0..size).map(row).collect();
+                insert_rows(&store, &rows).await;
+                for row in &rows {
+                    let record = record(&store, row.event.id()).await;
+                    assert_same(&record.event.unwrap(), &row.event);
+                    assert_eq!((record.state.status, record.state.attempts), (Status::New, 0));
+                    assert_eq!(record.state.available_at, record.state.created_at);
+                    let held = record.state.lease.map(|(lease, since)| {
+                        assert_eq!(since, record.state.created_at);
+                        lease
+                    });
+                    assert_eq!(held.as_deref(), row.lease.as_ref().map(posthaste_core::store::Lease::as_str));
+                }
+            }
+        }
+    }
+}
+
 /// What was built can be stored: every field at its limit, in characters of four bytes.
 pub async fn case_20_fields_at_their_limits<F: Fixture>(fixture: F) {
     let store = fixture.store();

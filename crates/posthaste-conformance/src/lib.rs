@@ -113,6 +113,7 @@ macro_rules! store_tests {
             }
             insert {
                 case_20_fields_round_trip,
+                case_20_batches_of_every_kind,
                 case_20_fields_at_their_limits,
                 case_20_rows_are_born_leased,
                 case_21_duplicate_id,
