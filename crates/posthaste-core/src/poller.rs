@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -60,6 +60,9 @@ pub trait Source: Send + Sync + 'static {
 /// How many times as large a batch is as the full one before it.
 const GROWTH: usize = 4;
 
+/// How many bytes of payload a claim should bring at most, as far as the one before it tells.
+const CLAIM_BYTES: usize = 32 << 20;
+
 /// Claims rows that are due and hands them to a handler.
 ///
 /// Polls at once when it starts, again at once after a full batch, with a larger one, and otherwise when something wakes
@@ -82,6 +85,8 @@ struct Inner {
     jitter: Jitter,
     wake: Wake,
     stop: CancellationToken,
+    /// How many bytes a row of the last claim had.
+    row_bytes: AtomicUsize,
 }
 
 /// Builds a [`Poller`].
@@ -114,6 +119,7 @@ impl Poller {
             jitter: Jitter::default(),
             wake: Wake::new(),
             stop: CancellationToken::new(),
+            row_bytes: AtomicUsize::new(0),
         })
     }
 
@@ -195,7 +201,8 @@ impl Inner {
 
     /// Claims up to `limit` rows and hands them on. Also says when the next row is due, as far as is known.
     async fn poll(&self, limit: usize) -> Result<(Polled, Option<Duration>), store::Error> {
-        let limit = limit.min(self.handler.capacity());
+        let fitting = CLAIM_BYTES / self.row_bytes.load(Ordering::Relaxed).max(1);
+        let limit = limit.min(fitting.max(1)).min(self.handler.capacity());
         if self.stop.is_cancelled() {
             return Ok((Polled::default(), None));
         }
@@ -216,6 +223,8 @@ impl Inner {
         if count > 0 {
             kill_point!("claim.after");
             self.metrics.claim_batch(count);
+            let bytes: usize = claimed.rows.iter().map(|row| row.event.payload().len()).sum();
+            self.row_bytes.store(bytes / claimed.rows.len().max(1), Ordering::Relaxed);
             debug!(rows = count, limit, "rows claimed");
         }
         self.bury(&claim.lease, claimed.malformed).await;

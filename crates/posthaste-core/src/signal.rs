@@ -54,7 +54,7 @@ struct Outgoing {
 const MANY_ROWS: f64 = 2000.0;
 
 /// Over how long rows are counted, at least.
-const COUNTED: Duration = Duration::from_millis(10);
+const COUNTED: Duration = Duration::from_millis(50);
 
 /// A signal that takes longer than this is followed by a pause in any case, as long as it took, and at most so long: then
 /// signals take half of one connection at most.
@@ -65,6 +65,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 /// connection at most.
 const PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_FACTOR: u32 = 8;
+
+/// The longest pause, also when there are many: whoever sleeps for a long interval relies on signals.
+const LONGEST_PAUSE_OF_MANY: Duration = Duration::from_millis(100);
 
 /// How long a shutdown waits for the last signal.
 const LAST_SIGNAL: Duration = Duration::from_secs(1);
@@ -158,7 +161,7 @@ async fn tell(signal: Arc<dyn Signal>, outgoing: Arc<Outgoing>, stop: Cancellati
         }
         let took = began_at.elapsed();
         let pause = match pace.is_too_fast(outgoing.rows.load(Ordering::Relaxed)) {
-            true => PAUSE.max(took * PAUSE_FACTOR),
+            true => (took * PAUSE_FACTOR).clamp(PAUSE, LONGEST_PAUSE_OF_MANY),
             false if took < QUICK => continue,
             false => took.min(LONGEST_PAUSE),
         };

@@ -8,6 +8,9 @@ use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 /// allows, and the 32,766 of SQLite.
 pub(crate) const MOST: usize = 512;
 
+/// The most rows of a statement that is no power of two. Each size that came twice stays prepared, beside statements of others.
+const MOST_EXACTLY: usize = 128;
+
 /// One for each power of two up to [`MOST`].
 const SIZES: usize = MOST.trailing_zeros() as usize + 1;
 
@@ -50,6 +53,9 @@ impl Many {
         }
         if rows.is_power_of_two() {
             return Some(self.at_most(rows).0);
+        }
+        if rows > MOST_EXACTLY {
+            return None;
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.0 != rows {
@@ -98,6 +104,6 @@ mod tests {
         assert_eq!([100, 3, 100, 100].map(exactly), [None, None, None, Some(100)]);
         // Those that are there in any case do not come between, and none is too large.
         assert_eq!([64, 100, 512, 100].map(exactly), [Some(64), Some(100), Some(512), Some(100)]);
-        assert_eq!([0, 513, 513].map(exactly), [None; 3]);
+        assert_eq!([0, 513, 513, 129, 129].map(exactly), [None; 5]);
     }
 }

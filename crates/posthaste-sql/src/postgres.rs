@@ -7,6 +7,7 @@ mod insert;
 mod low_water;
 mod migrate;
 mod moment;
+mod one_table;
 mod partition;
 mod row;
 mod settle;
@@ -18,7 +19,7 @@ mod tx;
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::EventId;
@@ -35,6 +36,7 @@ use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
 use low_water::LowWater;
+use one_table::OneTable;
 use partition::Partitioned;
 use sql::{
     CHANNEL, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, INSERT_PLAIN, NOTIFY,
@@ -91,8 +93,7 @@ pub struct PgStore {
     wake_ups: bool,
     deletes_done: bool,
     partitioned: Option<Arc<Partitioned>>,
-    /// Whether the table is in no partitions, as the server says. Somebody may have put it into some and not told us.
-    one_table: Arc<OnceLock<bool>>,
+    one_table: Arc<OneTable>,
     low_water: Arc<LowWater>,
 }
 

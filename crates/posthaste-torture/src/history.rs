@@ -92,6 +92,8 @@ pub enum What {
         lease: String,
         /// Their events.
         ids: Vec<String>,
+        /// How many milliseconds before that it asked for them.
+        took_ms: i64,
     },
     /// A relay settled a row.
     Settled {

@@ -1,7 +1,7 @@
 //! A store that writes down what it claimed, and how its settlements went.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
@@ -48,10 +48,12 @@ impl<D: Database> RelayStore for Watched<D> {
             claim.lease_duration = Duration::ZERO;
         }
         Box::pin(async move {
+            let asked_at = Instant::now();
             let claimed = self.inner.claim(&claim).await?;
             if !claimed.rows.is_empty() {
                 let ids = claimed.rows.iter().map(|row| row.event.id().to_string()).collect();
-                self.recorder.record(What::Claimed { lease: claim.lease.as_str().to_owned(), ids });
+                let took_ms = i64::try_from(asked_at.elapsed().as_millis()).unwrap_or(i64::MAX);
+                self.recorder.record(What::Claimed { lease: claim.lease.as_str().to_owned(), ids, took_ms });
             }
             Ok(claimed)
         })

@@ -83,6 +83,10 @@ impl MySqlStore {
         insert: Insert,
         cuts: &[&[NewRow]],
     ) -> Result<(), sqlx::Error> {
+        if let [only] = cuts {
+            let (sql, _) = self.statement(insert).at_most(only.len());
+            return insert.bind(sql, only).execute(connection).await.map(drop);
+        }
         connection.execute("SAVEPOINT posthaste_insert").await?;
         for cut in cuts {
             let (sql, _) = self.statement(insert).at_most(cut.len());

@@ -6,11 +6,12 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use posthaste_core::store::{Claim, Claimed, Lease};
 use posthaste_core::{EventId, Timestamp};
+use sqlx::SqlStr;
 use sqlx::postgres::PgConnection;
 use tokio::time::Instant;
 
 use super::moment::{Moment, interval};
-use super::{PgStore, row};
+use super::{PgStore, fault, row};
 use crate::admin::limit;
 
 /// When to look again at what a claim has just missed.
@@ -81,13 +82,25 @@ impl PgStore {
         claim: &Claim,
         since: Option<Timestamp>,
     ) -> Result<Take, sqlx::Error> {
-        let sql = if self.partitioned.is_some() {
-            &self.sql.claim_from_partitions
-        } else if self.is_one_table(connection).await? {
-            &self.sql.claim_from_one_table
-        } else {
-            &self.sql.slots.claim
-        };
+        if self.partitioned.is_some() {
+            return self.take_by(&self.sql.claim_from_partitions, connection, claim, since).await;
+        }
+        if self.one_table.ask(self.table(), connection).await? {
+            match self.take_by(&self.sql.claim_from_one_table, connection, claim, since).await {
+                Err(error) if fault::is_foreign(&error) => self.one_table.note(false),
+                taken => return taken,
+            }
+        }
+        self.take_by(&self.sql.slots.claim, connection, claim, since).await
+    }
+
+    async fn take_by(
+        &self,
+        sql: &SqlStr,
+        connection: &mut PgConnection,
+        claim: &Claim,
+        since: Option<Timestamp>,
+    ) -> Result<Take, sqlx::Error> {
         let query = sqlx::query(sql.clone())
             .bind(claim.lease.as_str())
             .bind(interval(claim.skip_recent))
@@ -112,15 +125,6 @@ impl PgStore {
             );
         }
         Ok(take)
-    }
-
-    /// Whether the table is in no partitions. Asked once.
-    async fn is_one_table(&self, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
-        if let Some(one_table) = self.one_table.get() {
-            return Ok(*one_table);
-        }
-        let partitioned = self.ask_whether_partitioned(connection).await?;
-        Ok(partitioned.is_some_and(|partitioned| *self.one_table.get_or_init(|| !partitioned)))
     }
 
     /// In how long to look again after a claim that was not full. Soon, if something has become due since it looked, or is

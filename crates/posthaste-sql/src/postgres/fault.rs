@@ -59,6 +59,12 @@ pub(super) fn is_stale(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Whether the server does not know what every PostgreSQL knows: it is a relative, and has columns of its own.
+pub(super) fn is_foreign(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    code.is_some_and(|code| [UNDEFINED_COLUMN, FEATURE_NOT_SUPPORTED].contains(&&*code))
+}
+
 /// Whether the server takes no writes.
 pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(DatabaseError::code).is_some_and(|code| code == READ_ONLY)
@@ -81,6 +87,8 @@ const NOT_OURS: &str = "these migrations did not make it, so rename it or choose
 const UNIQUE_VIOLATION: &str = "23505";
 const STATEMENT_COMPLETION_UNKNOWN: &str = "40003";
 const READ_ONLY: &str = "25006";
+const UNDEFINED_COLUMN: &str = "42703";
+const FEATURE_NOT_SUPPORTED: &str = "0A000";
 
 enum Kind {
     Unavailable,

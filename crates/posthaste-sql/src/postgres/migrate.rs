@@ -76,15 +76,8 @@ impl PgStore {
     }
 
     async fn is_partitioned(&self, connection: &mut PgConnection) -> Result<Option<bool>, Error> {
-        self.ask_whether_partitioned(connection).await.map_err(|error| self.fault(error))
-    }
-
-    /// Whether the table is in partitions; nothing if there is none.
-    pub(super) async fn ask_whether_partitioned(
-        &self,
-        connection: &mut PgConnection,
-    ) -> Result<Option<bool>, sqlx::Error> {
-        sqlx::query_scalar(DIALECT.statement(IS_PARTITIONED, self.table())).fetch_one(connection).await
+        let query = sqlx::query_scalar(DIALECT.statement(IS_PARTITIONED, self.table()));
+        query.fetch_one(connection).await.map_err(|error| self.fault(error))
     }
 
     /// Fails unless the table is in partitions.

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use posthaste_core::Timestamp;
 use posthaste_core::store::{Action, Error, Settled, Settlement, Status, cut_error};
 use sqlx::postgres::types::PgInterval;
-use sqlx::postgres::{PgArguments, Postgres};
+use sqlx::postgres::{PgArguments, PgConnection, Postgres};
 use sqlx::query::QueryScalar;
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
@@ -38,7 +38,7 @@ impl PgStore {
         // Each round is a statement. There is one, unless a row is settled twice.
         for round in rounds(settlements) {
             let applied = match done_by_seq(&round) {
-                Some(seqs) if self.one_table.get() == Some(&true) && are_close(&seqs) => {
+                Some(seqs) if since.is_none() && self.one_table.last() && are_close(&seqs) => {
                     self.settle_done_in_runs(&round, &seqs).await?
                 }
                 Some(seqs) => self.settle_done_by_seq(&round, &seqs, since).await?,
@@ -58,8 +58,19 @@ impl PgStore {
         let sql = if self.deletes_done { &slots.delete_done_run } else { &slots.settle_done_run };
         let (firsts, leases) = runs_and_gaps(round, seqs);
         let query = sqlx::query_scalar(sql.clone()).bind(firsts).bind(leases).bind(true);
-        let applied = query.bind(seqs.first()).bind(seqs.last()).fetch_all(&mut *self.acquire().await?).await?;
-        Ok(places(seqs, &applied))
+        let connection = &mut *self.acquire().await?;
+        let applied: Vec<i64> = query.bind(seqs.first()).bind(seqs.last()).fetch_all(&mut *connection).await?;
+        if applied.len() == seqs.len() {
+            return Ok((0..seqs.len()).collect());
+        }
+        // Their leases are lost, or they have moved to another table.
+        let mut places = places(seqs, &applied);
+        let applied: HashSet<_> = places.iter().copied().collect();
+        let left: Vec<_> = (0..seqs.len()).filter(|place| !applied.contains(place)).collect();
+        let rest: Vec<_> = left.iter().map(|place| round[*place]).collect();
+        let found = self.settle_by_id_on(connection, &rest, None).await?;
+        places.extend(found.into_iter().map(|place| left[place]));
+        Ok(places)
     }
 
     /// Makes rows DONE that have these numbers, which rise. The places in the round of those that were held.
@@ -80,6 +91,15 @@ impl PgStore {
 
     /// Settles rows of every kind. The places in the round of those that were held.
     async fn settle_by_id(&self, round: &Round<'_>, since: Option<Timestamp>) -> Result<Vec<usize>, sqlx::Error> {
+        self.settle_by_id_on(&mut *self.acquire().await?, round, since).await
+    }
+
+    async fn settle_by_id_on(
+        &self,
+        connection: &mut PgConnection,
+        round: &Round<'_>,
+        since: Option<Timestamp>,
+    ) -> Result<Vec<usize>, sqlx::Error> {
         let slots = &self.sql.slots;
         let leases: Vec<_> = round.iter().map(|(_, settlement)| settlement.lease.as_str()).collect();
         let query = if round.iter().all(|(_, settlement)| settlement.action == Action::Done) {
@@ -97,7 +117,7 @@ impl PgStore {
                 .bind(changes.iter().map(|change| change.delay).collect::<Vec<_>>())
                 .bind(changes.into_iter().map(|change| change.error).collect::<Vec<_>>())
         };
-        let applied: Vec<i64> = query.bind_since(since).fetch_all(&mut *self.acquire().await?).await?;
+        let applied: Vec<i64> = query.bind_since(since).fetch_all(connection).await?;
         // Places of rows count from one.
         Ok(applied.into_iter().map(|place| usize::try_from(place - 1).expect("a place in an array")).collect())
     }
@@ -164,9 +184,6 @@ fn runs_and_gaps<'a>(round: &Round<'a>, seqs: &[i64]) -> (Vec<i64>, Vec<Option<&
 
 /// The places of those numbers that were settled.
 fn places(seqs: &[i64], applied: &[i64]) -> Vec<usize> {
-    if applied.len() == seqs.len() {
-        return (0..seqs.len()).collect();
-    }
     applied.iter().filter_map(|seq| seqs.binary_search(seq).ok()).collect()
 }
 

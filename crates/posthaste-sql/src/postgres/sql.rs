@@ -63,10 +63,11 @@ macro_rules! held {
 /// see makes it reckon with few of those. So it walks the index in order, and merges what the indexes of partitions say,
 /// whatever it knows of the table, instead of fetching and sorting all that is pending.
 macro_rules! claimable {
-    ($available_since:literal, $since:literal) => {
+    ($table:literal, $available_since:literal, $since:literal) => {
         concat!(
-            "FROM {table} \
-             WHERE status IN (0, 2) \
+            "FROM ",
+            $table,
+            " WHERE status IN (0, 2) \
              AND available_at <= (SELECT clock_timestamp()) AND available_at >= ",
             $available_since,
             " AND created_at <= (SELECT clock_timestamp() - $2) AND created_at >= ",
@@ -88,16 +89,18 @@ macro_rules! still_claimable {
     };
 }
 
-/// Leases rows and returns them. They are found once more by that column, under that condition.
+/// Leases rows of that table and returns them. They are found once more by that column, under that condition.
 macro_rules! claim {
-    ($column:literal, $still_claimable:expr) => {
+    ($table:literal, $column:literal, $still_claimable:expr) => {
         concat!(
-            "UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE ",
+            "UPDATE ",
+            $table,
+            " SET locked_by = $1, locked_at = (SELECT clock_timestamp()) WHERE ",
             $column,
             " = ANY (ARRAY(SELECT ",
             $column,
             " ",
-            claimable!("coalesce($6::timestamptz, '-infinity')", "'-infinity'"),
+            claimable!($table, "coalesce($6::timestamptz, '-infinity')", "'-infinity'"),
             ")) ",
             $still_claimable,
             without_the_disk!(),
@@ -110,7 +113,7 @@ macro_rules! claim {
     };
 }
 
-/// Pending rows whose numbers are between $4 and $5, under their leases: $1 has the number from which on each lease of $2 is
+/// Pending rows whose numbers are between $4 and $5, under their leases, of a table in which no two have the same number: $1 has the number from which on each lease of $2 is
 /// expected, or none. So they are found in one walk over the index.
 macro_rules! held_in_runs {
     () => {
@@ -189,7 +192,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         // The error of a refused insert says it, and nothing else can be asked in that transaction.
         taken: "",
 
-        claim: claim!("seq", still_claimable!()),
+        claim: claim!("{table}", "seq", still_claimable!()),
         // Also what a claim of up to $1 ago has not seen yet, and nobody has leased since.
         next_available: "SELECT (SELECT min(available_at) FROM {table} \
                           WHERE status IN (0, 2) AND available_at > (SELECT clock_timestamp() - $1) \
@@ -198,7 +201,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                          clock_timestamp()",
 
         settle_done_run: concat!(
-            "UPDATE {table} AS t ",
+            "UPDATE ONLY {table} AS t ",
             done!(),
             held_in_runs!(),
             planned_anew!("$3"),
@@ -286,17 +289,18 @@ pub(super) const SETTLE_AND_DELETE_DONE: &str = concat!(
     ") SELECT place FROM deleted UNION ALL SELECT place FROM changed"
 );
 
-/// Leases rows of a table that is not in partitions. Where they are stored finds them faster than their numbers do. It
+/// Leases rows of a table that is one in storage, too. Where they are stored finds them faster than their numbers do. It
 /// changes when somebody changes them, but nobody does: they are locked. What was changed before that, after the statement
-/// began, is passed over, and found by the next one.
-pub(super) const CLAIM_FROM_ONE_TABLE: &str = claim!("ctid", "");
+/// began, is passed over, and found by the next one, which may be an interval later. With ONLY no other table is touched,
+/// whatever has become of this one since somebody asked.
+pub(super) const CLAIM_FROM_ONE_TABLE: &str = claim!("ONLY {table}", "ctid", "");
 
 /// Leases rows of a table in partitions that were inserted since a moment, and returns them. Partitions in which none of them
 /// is are not searched for their numbers. When the next row becomes available is not told, since all partitions have to be asked
 /// for that.
 pub(super) const CLAIM_FROM_PARTITIONS: &str = concat!(
     "WITH taken AS MATERIALIZED (SELECT seq, created_at ",
-    claimable!("'-infinity'", "coalesce($6::timestamptz, '-infinity')"),
+    claimable!("{table}", "'-infinity'", "coalesce($6::timestamptz, '-infinity')"),
     ") UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) \
      WHERE seq = ANY (ARRAY(SELECT seq FROM taken)) AND created_at >= coalesce($6::timestamptz, '-infinity') \
      AND created_at >= (SELECT min(created_at) FROM taken) AND created_at <= (SELECT max(created_at) FROM taken) ",
@@ -344,6 +348,10 @@ pub(super) const CHANNEL: &str = "posthaste_{name}";
 
 /// See [`PgStore::wake_trigger_sql`](super::PgStore::wake_trigger_sql).
 pub(super) const WAKE_TRIGGER: &str = include_str!("sql/wake_trigger.sql");
+
+/// Whether the table is one in storage, too: no partitions, no heirs, no view, no other engine.
+pub(super) const IS_ONE_TABLE: &str = "SELECT coalesce((SELECT relkind = 'r' AND NOT relhassubclass AND amname = 'heap' \
+     FROM pg_class LEFT JOIN pg_am ON pg_am.oid = relam WHERE pg_class.oid = to_regclass('{table}')), false)";
 
 /// Whether the table is in partitions; NULL when there is none.
 pub(super) const IS_PARTITIONED: &str =

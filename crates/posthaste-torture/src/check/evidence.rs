@@ -50,8 +50,7 @@ pub(super) struct Event<'a> {
     pub(super) refused: u64,
     /// How often an answer about it never came.
     pub(super) answers_lost: u64,
-    /// The leases under which a poller had it, and since when.
-    pub(super) claimed: Vec<(i64, &'a str)>,
+    pub(super) claimed: Vec<Claimed<'a>>,
     pub(super) settled: Vec<Settled<'a>>,
     pub(super) changed: Vec<Changed<'a>>,
     /// When it was first heard of, before the database was looked at.
@@ -70,6 +69,13 @@ pub(super) struct Told {
     pub(super) unknown: bool,
     pub(super) found: bool,
     pub(super) not_found: bool,
+}
+
+/// A lease under which a poller had it: asked for, and had, at these moments.
+pub(super) struct Claimed<'a> {
+    pub(super) asked_at: i64,
+    pub(super) at: i64,
+    pub(super) lease: &'a str,
 }
 
 pub(super) struct Settled<'a> {
@@ -136,10 +142,9 @@ impl<'a> Evidence<'a> {
         next.is_some_and(|(end, by_itself)| *by_itself && *end <= at.saturating_add(micros))
     }
 
-    /// Whether the server was broken at a moment, or within that many microseconds after it, in a way that takes back
-    /// what did not wait for the disk.
-    pub(super) fn taken_back_within(&self, at: i64, micros: i64) -> bool {
-        self.taken_back.iter().any(|(broken, mended)| *broken <= at.saturating_add(micros) && at <= *mended)
+    /// Whether the server was broken between these moments in a way that takes back what did not wait for the disk.
+    pub(super) fn taken_back_between(&self, from: i64, to: i64) -> bool {
+        self.taken_back.iter().any(|(broken, mended)| *broken <= to && from <= *mended)
     }
 
     fn take(&mut self, entry: &'a Entry) {
@@ -239,7 +244,10 @@ impl<'a> Evidence<'a> {
             }
             What::Refused { .. } => event.refused += 1,
             What::AnswerLost { .. } => event.answers_lost += 1,
-            What::Claimed { lease, .. } => event.claimed.push((entry.at, lease)),
+            What::Claimed { lease, took_ms, .. } => {
+                let asked_at = entry.at.saturating_sub(took_ms.saturating_mul(1000));
+                event.claimed.push(Claimed { asked_at, at: entry.at, lease });
+            }
             What::Settled { lease, action, applied, .. } => {
                 event.settled.push(Settled { at: entry.at, who: &entry.who, lease, action, applied: *applied });
                 if *applied && action == "dead" {

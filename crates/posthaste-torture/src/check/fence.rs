@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use super::evidence::{Changed, Event, Evidence, Settled, is_final};
+use super::evidence::{Changed, Claimed, Event, Evidence, Settled, is_final};
 use super::judge::reasons;
 
 /// By how many milliseconds the times of a lease may be rounded.
@@ -22,6 +22,7 @@ pub(super) fn crossed(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<Stri
         wrong.extend(unfounded(event, ended));
     }
     wrong.extend(shared(event));
+    wrong.extend(event.claimed.iter().filter_map(|claimed| late(event, claimed)));
     reasons(wrong.into_iter())
 }
 
@@ -54,6 +55,12 @@ fn early(evidence: &Evidence<'_>, changed: &Changed<'_>) -> Option<String> {
     let (lease, held) = (evidence.run?.lease_ms, changed.held_ms?);
     let early = is_taken(changed) && held.saturating_add(ROUNDING_MS) < lease;
     early.then(|| format!("its lease was taken over after {held} ms of {lease}"))
+}
+
+/// A claim of a row that was done already.
+fn late(event: &Event<'_>, claimed: &Claimed<'_>) -> Option<String> {
+    let late = event.done_at.is_some_and(|done_at| claimed.asked_at > done_at.saturating_add(ROUNDING_MS * 1000));
+    late.then(|| format!("it was claimed under lease {} after DONE", claimed.lease))
 }
 
 /// The change that ended each lease. No two leases are equal, so one that ends again had come back.

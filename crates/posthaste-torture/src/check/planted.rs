@@ -179,7 +179,7 @@ pub(crate) fn taken_over(id: &str, lease: [&str; 2], held_ms: Option<i64>) -> Wh
 
 /// Rows that a relay claimed.
 pub(crate) fn claimed(lease: &str, ids: &[&str]) -> What {
-    What::Claimed { lease: lease.to_owned(), ids: ids.iter().map(|id| (*id).to_owned()).collect() }
+    What::Claimed { lease: lease.to_owned(), ids: ids.iter().map(|id| (*id).to_owned()).collect(), took_ms: 100 }
 }
 
 pub(crate) fn answer_lost(ids: &[&str]) -> What {

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use super::evidence::{Event, Evidence, Settled};
+use super::evidence::{Claimed, Event, Evidence, Settled};
 use super::fence;
 
 /// How many microseconds before its end a process may give back what it has in hand. It ends soon after that, but who
@@ -33,7 +33,9 @@ pub(super) fn explained(evidence: &Evidence<'_>, event: &Event<'_>) -> u64 {
 /// the crash nobody had the row.
 fn taken_back(evidence: &Evidence<'_>, event: &Event<'_>) -> u64 {
     let ended = |lease: &str| event.changed.iter().any(|changed| changed.lease[0] == Some(lease));
-    let gone = |(at, lease): &&(i64, &str)| !ended(lease) && evidence.taken_back_within(*at, NOT_ON_DISK);
+    let gone = |claimed: &&Claimed<'_>| {
+        !ended(claimed.lease) && evidence.taken_back_between(claimed.asked_at, claimed.at.saturating_add(NOT_ON_DISK))
+    };
     event.claimed.iter().filter(gone).count() as u64
 }
 

@@ -80,7 +80,7 @@ pub(super) fn describe(what: &What) -> String {
         What::Resolved { committed: false, .. } => "looked up: not found".to_owned(),
         What::Received(message) => format!("received {}", content(message)),
         What::Refused { .. } => "refused".to_owned(),
-        What::Claimed { lease, ids } => format!("{} claimed under lease {lease}", counted(ids.len() as u64, "row")),
+        What::Claimed { lease, ids, .. } => format!("{} claimed under lease {lease}", counted(ids.len() as u64, "row")),
         What::AnswerLost { ids } => format!("answer lost for {}", counted(ids.len() as u64, "message")),
         What::Silent => "delivered nothing".to_owned(),
         What::Settled { lease, action, applied: true, .. } => format!("settled {action} under {lease}"),

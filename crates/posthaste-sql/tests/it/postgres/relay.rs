@@ -224,3 +224,56 @@ async fn a_row_of_a_claim_whose_lease_was_lost_is_named_and_kept() {
         assert_eq!((counts.done, counts.total()), if deleting { (0, 1) } else { (8, 9) });
     }
 }
+
+/// What of rows a relay changes, by their ids.
+async fn leases(store: &PgStore, table: &str) -> Vec<(String, i16, Option<String>)> {
+    let query = format!("SELECT event_id, status, locked_by FROM ONLY {table} ORDER BY event_id");
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).fetch_all(store.pool()).await.unwrap()
+}
+
+/// A table with heirs has rows with the same place and the same number in several tables.
+#[tokio::test]
+async fn rows_of_heirs_are_claimed_and_told_apart() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    sql(&store, "CREATE TABLE heir () INHERITS (outbox_event)").await;
+    write(&store, ["a", "b"].map(event)).await;
+    let copy = "INSERT INTO heir SELECT * FROM ONLY outbox_event ORDER BY seq";
+    sql(&store, copy).await;
+    sql(&store, "UPDATE heir SET event_id = event_id || ' of the heir', status = seq % 2").await;
+    let (lease, claimed) = claim(&store, 10).await;
+    let mut claimed_ids = ids(&claimed);
+    claimed_ids.sort_unstable();
+    assert_eq!(claimed_ids, ["a", "b", "b of the heir"]);
+    let settled = store.settle(&settle_all(&lease, &claimed, &Action::Done)[..1]).await.unwrap();
+    assert_eq!(settled, [Settled::Applied]);
+    let left: Vec<_> = leases(&store, "outbox_event").await.into_iter().chain(leases(&store, "heir").await).collect();
+    assert_eq!(left.iter().filter(|(_, _, lease)| lease.is_some()).count(), 2, "{left:?}");
+}
+
+/// It may get heirs, or partitions, while a relay is at work that has asked before.
+#[tokio::test]
+async fn a_table_that_is_no_longer_one_is_not_mistaken_for_one() {
+    for deleting in [false, true] {
+        let database = Database::new().await;
+        let mut store = database.store().await;
+        if deleting {
+            store = store.deleting_done();
+        }
+        write(&store, ["a", "b", "c"].map(event)).await;
+        let (lease, claimed) = claim(&store, 2).await;
+        assert_eq!(ids(&claimed), ["a", "b"]);
+        sql(&store, "CREATE TABLE heir () INHERITS (outbox_event)").await;
+        // One that is held moves there, beside others with the same numbers and places, held under the same lease and not.
+        sql(&store, "INSERT INTO heir SELECT * FROM ONLY outbox_event ORDER BY seq").await;
+        sql(&store, "UPDATE heir SET event_id = 'other ' || event_id WHERE event_id <> 'b'").await;
+        sql(&store, "DELETE FROM ONLY outbox_event WHERE event_id = 'b'").await;
+        let settlements = settle_all(&lease, &claimed, &Action::Done);
+        assert_eq!(store.settle(&settlements).await.unwrap(), [Settled::Applied; 2]);
+        let before = leases(&store, "heir").await;
+        let held: Vec<_> = before.iter().filter(|(_, _, lease)| lease.is_some()).map(|(id, ..)| &**id).collect();
+        assert_eq!(held, ["other a"], "{before:?}");
+        assert_eq!(ids(&claim(&store, 10).await.1), ["c"]);
+        assert_eq!(leases(&store, "heir").await, before);
+    }
+}
