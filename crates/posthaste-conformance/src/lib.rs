@@ -216,6 +216,7 @@ macro_rules! store_tests {
             poll {
                 case_53_free_capacity,
                 case_53_outbox_claims_what_fits,
+                case_53_large_payloads,
                 case_54_handler_refuses,
                 case_55_undecodable_row,
                 case_55_undecodable_batch,

@@ -407,3 +407,20 @@ pub async fn case_74_wake<F: Fixture>(fixture: F) {
     assert_eq!(inbox.next().await.id(), foreign.id());
     outbox.shutdown().await;
 }
+
+/// Rows with large payloads are claimed a few at a time, as soon as one claim has told how large they are.
+pub async fn case_53_large_payloads<F: Fixture>(fixture: F) {
+    const ROWS: usize = 120;
+    let payload = format!("\"{}\"", "x".repeat((1 << 20) - 2));
+    let large: Vec<_> = (0..ROWS)
+        .map(|_| posthaste_core::Event::builder("Large").json_text(payload.clone()).build().unwrap())
+        .collect();
+    insert(&fixture.store(), &large).await;
+    let (store, faults) = Faulty::new(fixture.store());
+    let (outbox, meter) = start(store, no_interval(), |_: Delivery| async {}).await;
+    meter.until("all are delivered", |tally| tally.delivered as usize == ROWS).await;
+    let limits = faults.limits();
+    assert_eq!(limits[0], 50);
+    assert!(limits[1..].iter().all(|limit| *limit <= 32), "{limits:?}");
+    outbox.shutdown().await;
+}

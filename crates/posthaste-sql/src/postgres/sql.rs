@@ -223,7 +223,12 @@ pub(super) const DIALECT: Dialect = Dialect {
             planned_anew!("$3"),
             "RETURNING s.place"
         ),
-        delete_done_run: concat!("DELETE FROM {table} AS t ", held_in_runs!(), planned_anew!("$3"), "RETURNING t.seq"),
+        delete_done_run: concat!(
+            "DELETE FROM ONLY {table} AS t ",
+            held_in_runs!(),
+            planned_anew!("$3"),
+            "RETURNING t.seq"
+        ),
         delete_done_by_seq: concat!(
             "DELETE FROM {table} AS t ",
             held_by_seq!(),

@@ -91,7 +91,7 @@ fn a_lease_that_a_crash_took_back_explains_one() {
         crash(planted, 3900, "postgres");
     });
     // Not if the crash came when the claim was on disk, nor if it was over before it, nor on a database that waits for it.
-    for (crashed, database) in [(4200, "postgres"), (2900, "postgres"), (3900, "mariadb")] {
+    for (crashed, database) in [(4200, "postgres"), (2800, "postgres"), (3900, "mariadb")] {
         unexplained(0, |planted| {
             claim(planted);
             crash(planted, crashed, database);
@@ -119,7 +119,7 @@ fn a_lease_is_taken_back_as_long_as_the_disk_is_full() {
         repeat(planted, "a2", 1);
         fill(planted, 3500);
     });
-    unexplained(0, |planted| fill(planted, 2900));
+    unexplained(0, |planted| fill(planted, 2800));
 }
 
 #[test]

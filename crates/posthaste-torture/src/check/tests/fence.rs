@@ -139,3 +139,11 @@ fn rows_may_be_given_back_and_deferred() {
 fn a_relay_may_be_killed_before_it_says_what_it_settled() {
     is_valid(|planted| planted.forget("a2", SETTLED));
 }
+
+#[test]
+fn a_claim_after_done_breaks_it() {
+    let report = spoiled(|planted| planted.add(9000, "relay-1", claimed("r1/9", &["a2"])));
+    assert_eq!(broken(&report), [Rule::Fence]);
+    // One that was asked for before it was done may be told of later.
+    is_valid(|planted| planted.add(3150, "relay-1", claimed("r1/9", &["a2"])));
+}
