@@ -79,7 +79,7 @@ pub async fn case_20_batches_of_every_kind<F: Fixture>(fixture: F) {
             // None of them has a lease, all have, every second has.
             for leases in [0, 1, 2] {
                 let row = |number: usize| match shapes[number % shapes.len()]() {
-                    event if leases > 0 && number % leases == 0 => leased(&event, &lease),
+                    event if leases > 0 && number.is_multiple_of(leases) => leased(&event, &lease),
                     event => NewRow::new(event),
                 };
                 let rows: Vec<_> = (0..size).map(row).collect();

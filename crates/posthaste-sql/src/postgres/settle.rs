@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     fn done(seq: i64, lease: u64) -> Settlement {
-        let id = EventId::from_row(&format!("event {seq}"));
+        let id = EventId::from_row(format!("event {seq}"));
         Settlement { id, seq: Some(seq), lease: Lease::new("me", lease), action: Action::Done }
     }
 
