@@ -66,7 +66,7 @@
 //! An assertion that fails tells what is in the table instead:
 //!
 //! ```text
-//! OrderPlaced with a payload that fits was not written; the table holds 1 event:
+//! OrderPlaced with a payload that fits the condition given was not written; the table holds 1 event:
 //!   01M6RB8WHRVK6F2SH2Y9GXJZC1 OrderPlaced of Order 2, NEW
 //!     {"id":2,"total":4}
 //! asked at tests/it/orders.rs:14:12
