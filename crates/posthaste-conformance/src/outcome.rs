@@ -8,8 +8,10 @@ use posthaste_core::listener::{Delivery, Failure, Listener, Outcome, batch, bloc
 use posthaste_core::store::RowState;
 use posthaste_core::{Options, RetryPolicy, Status};
 use tokio::sync::{Mutex, mpsc};
+use tracing::Level;
 
 use crate::fixture::Fixture;
+use crate::journal::Journal;
 use crate::outboxes::{no_interval, start, write, write_all};
 use crate::rows::{assert_at, event, events, insert};
 use crate::tap::Tap;
@@ -89,6 +91,7 @@ pub async fn case_43_outcomes<F: Fixture>(fixture: F) {
         "Permanent" => Err(Failure::permanent("will never work")),
         _ => Err(Failure::undecodable("not what was agreed")),
     });
+    let journal = Journal::keep();
     let (outbox, meter) = start(fixture.store(), no_interval(), tap).await;
     let types = ["Done", "Later", "Failed", "Dead", "Permanent", "Undecodable"];
     let ids = write_all(&outbox, types.map(event)).await;
@@ -105,6 +108,9 @@ pub async fn case_43_outcomes<F: Fixture>(fixture: F) {
     for (id, error) in ids[3..].iter().zip(errors) {
         let dead = assert_at(store, id, Status::Dead, 1).await;
         assert_eq!(dead.last_error.as_deref(), Some(error));
+        for logged in [format!("message=event is dead event_id={id} "), format!("reason={error:?}")] {
+            assert!(journal.has(Level::ERROR, &logged), "{logged} was not logged");
+        }
     }
     let tally = meter.tally();
     assert_eq!((tally.delivered, tally.deferred, tally.failed, tally.dead), (1, 1, 1, 3));

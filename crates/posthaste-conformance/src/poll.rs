@@ -11,9 +11,11 @@ use posthaste_core::store::{Action, BoxFuture, ClaimedRow, Lease, RelayStore, Se
 use posthaste_core::{EventId, Options, Poller, Status};
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::Level;
 
 use crate::faulty::{Call, Fault, Faults, Faulty};
 use crate::fixture::Fixture;
+use crate::journal::Journal;
 use crate::meter::Meter;
 use crate::outboxes::{no_interval, start, write};
 use crate::rows::{assert_at, claim_ids, counts, event, events, ids_of, insert, state};
@@ -142,6 +144,7 @@ pub async fn case_55_undecodable_row<F: Fixture>(fixture: F) {
     fixture.damage(bad).await;
     let keeper = Keeper::new(100, usize::MAX);
     let (poller, _, meter) = poller(&fixture, keeper.clone());
+    let journal = Journal::keep();
     let polled = poller.poll(50).await.unwrap();
     assert_eq!((polled.claimed, polled.accepted), (5, 4));
     let expected: Vec<String> = ids_of(&rows).into_iter().filter(|id| id != bad.as_str()).collect();
@@ -149,6 +152,8 @@ pub async fn case_55_undecodable_row<F: Fixture>(fixture: F) {
     let dead = assert_at(&fixture.store(), bad, Status::Dead, 0).await;
     let error = dead.last_error.unwrap();
     assert!(error.contains("undecodable") && error.contains("headers"), "{error}");
+    let logged = format!("message=event is dead event_id={bad} reason={error:?}");
+    assert!(journal.has(Level::ERROR, &logged), "{logged} was not logged");
     assert_eq!(meter.tally().dead, 1);
     assert_eq!(poller.poll(50).await.unwrap().claimed, 0);
 }

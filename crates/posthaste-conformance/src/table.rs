@@ -85,7 +85,7 @@ pub async fn case_39_missing_table<F: Tables>(_fixture: F) {
     for result in [claim, find, inserted] {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::Schema { .. }), "{error:?}");
-        assert!(error.to_string().contains("run the migrations"), "{error}");
+        assert!(error.to_string().contains("call migrate() first"), "{error}");
     }
 }
 
@@ -145,5 +145,5 @@ pub async fn case_39_outbox_without_a_table<F: Tables>(_fixture: F) {
     let outbox = Outbox::writer_only(fixture.store()).start().await.unwrap();
     let mut tx = outbox.begin().await.unwrap();
     let error = tx.write(event_with_id("x")).await.unwrap_err();
-    assert!(matches!(error, posthaste_core::WriteError::Store(Error::Schema { .. })), "{error:?}");
+    assert!(matches!(error, posthaste_core::WriteError::Store { error: Error::Schema { .. }, .. }), "{error:?}");
 }

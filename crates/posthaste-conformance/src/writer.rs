@@ -247,7 +247,10 @@ pub async fn case_21_duplicate_reaches_the_writer<F: Fixture>(fixture: F) {
     insert(outbox.store(), &[event_with_id("taken")]).await;
     let mut tx = outbox.begin().await.unwrap();
     let error = tx.write(event_with_id("taken")).await.unwrap_err();
-    assert!(matches!(&error, WriteError::Store(Error::DuplicateId { id }) if *id == "taken"), "{error:?}");
+    assert!(
+        matches!(&error, WriteError::Store { error: Error::DuplicateId { id }, .. } if *id == "taken"),
+        "{error:?}"
+    );
     tx.rollback().await.unwrap();
     outbox.wake();
     assert_eq!(inbox.next().await.id(), &"taken");

@@ -20,7 +20,7 @@ use crate::time::Timestamp;
 
 pub use builder::EventBuilder;
 pub(crate) use error::Mismatch;
-pub use error::{DecodeError, Error};
+pub use error::{DecodeError, Error, Mistake};
 pub use id::EventId;
 pub use names::{AggregateType, EventType, GLOBAL};
 pub use payload::Payload;
@@ -219,7 +219,7 @@ impl Event {
             // Following the path costs an allocation per field, so only what fails is read a second time for it.
             let mut again = serde_json::Deserializer::from_slice(json);
             let path = serde_path_to_error::deserialize::<_, T>(&mut again).err().map(|error| error.path().to_string());
-            DecodeError::json(path.unwrap_or_default(), error)
+            DecodeError::json(self, path.unwrap_or_default(), error)
         })
     }
 

@@ -250,7 +250,7 @@ impl Options {
             return Err(Error::new("retry_max", format!("{:?}", self.retry_max), reason));
         }
         if self.settle_linger * 2 > self.lease {
-            let reason = format!("must be shorter than half the lease, {:?}", self.lease);
+            let reason = format!("must not be longer than half the lease, {:?}", self.lease / 2);
             return Err(Error::new("settle_linger", format!("{:?}", self.settle_linger), reason));
         }
         for (option, value) in [

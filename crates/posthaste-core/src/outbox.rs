@@ -76,12 +76,35 @@ struct Relay {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// The event could not be built.
-    #[error("the event could not be built, and nothing was written")]
+    /// An event could not be built, and nothing was written.
+    #[error(transparent)]
     Event(#[from] event::Error),
-    /// The database did not take it.
-    #[error("the event could not be stored")]
-    Store(#[from] store::Error),
+    /// The database did not take them.
+    #[error("{events} could not be stored")]
+    Store {
+        /// Which events, by type and id: the one that is to blame, as far as it is known, or the first and their number.
+        events: String,
+        /// What the database says.
+        #[source]
+        error: store::Error,
+    },
+}
+
+impl WriteError {
+    /// What a store said to these rows.
+    fn of_store(rows: &[NewRow], error: store::Error) -> Self {
+        let named = |row: &NewRow| format!("{} (id {})", row.event.event_type(), row.event.id());
+        let blamed = match &error {
+            store::Error::DuplicateId { id } => rows.iter().find(|row| row.event.id() == id),
+            _ => None,
+        };
+        let events = match (blamed, rows) {
+            (Some(row), _) | (None, [row]) => format!("event {}", named(row)),
+            (None, [first, ..]) => format!("{} events, the first {},", rows.len(), named(first)),
+            (None, []) => "no event".to_owned(),
+        };
+        Self::Store { events, error }
+    }
 }
 
 impl<S: WriteStore> fmt::Debug for Outbox<S> {
@@ -332,8 +355,9 @@ impl<S: WriteStore> Outbox<S> {
                 Ok(receipt)
             }
             Err(error) => {
+                let error = WriteError::of_store(receipt.rows_of_one(), error);
                 receipt.never_written();
-                Err(error.into())
+                Err(error)
             }
         }
     }
@@ -493,7 +517,7 @@ fn collect<E: IntoEvent>(events: impl IntoIterator<Item = E>) -> Result<Vec<NewR
         match event.into_event() {
             Ok(event) => rows.push(NewRow::new(event)),
             Err(error) if rows.is_empty() && events.next().is_none() => return Err(error),
-            Err(error) => return Err(event::Error::InBatch { place: rows.len() + 1, error: Box::new(error) }),
+            Err(error) => return Err(event::Error { place: Some(rows.len() + 1), ..error }),
         }
     }
     Ok(rows)

@@ -268,8 +268,9 @@ impl Inner {
         let settlements: Vec<_> = malformed
             .into_iter()
             .map(|row| {
-                error!(event_id = %row.id, reason = row.reason, "row cannot be decoded");
-                let action = Action::Dead { error: undecodable(&row.reason), counts: false };
+                let reason = undecodable(&row.reason);
+                error!(event_id = %row.id, reason, "event is dead");
+                let action = Action::Dead { error: reason, counts: false };
                 Settlement::new(row.id, lease.clone(), action)
             })
             .collect();

@@ -60,7 +60,11 @@ pub(crate) fn check(url: &str, scheme: Scheme, verifies: bool) -> Result<(), Err
             && !value.trim_start().starts_with("-----BEGIN")
             && let Err(error) = std::fs::File::open(&*value)
         {
-            return refused(format!("the file that {name} names cannot be read: {error}"));
+            // A key may have been given in place of the name of its file, and is not to be seen.
+            let file = if known.authority.contains(&name) { format!(" ({value})") } else { String::new() };
+            return refused(format!(
+                "the file that {name} names{file} cannot be read: {error}; check the path, and that this process may read it"
+            ));
         }
         let lower = name.to_ascii_lowercase();
         if !is_file && !known.mode.contains(&name) && (lower.contains("ssl") || lower.contains("tls")) {
@@ -157,7 +161,10 @@ mod tests {
             assert!(reason.contains("would be ignored; say ssl") && !reason.contains("secret"), "{reason}");
         }
         let unread = reason("postgres://h/d?sslrootcert=%2Fnowhere%2Fca.pem", Scheme::Postgres, true);
-        assert!(unread.contains("the file that sslrootcert names cannot be read"), "{unread}");
+        assert!(unread.contains("the file that sslrootcert names (/nowhere/ca.pem) cannot be read: "), "{unread}");
+        assert!(unread.ends_with("; check the path, and that this process may read it"), "{unread}");
+        let key = reason("postgres://h/d?sslkey=c2VjcmV0", Scheme::Postgres, true);
+        assert!(key.contains("the file that sslkey names cannot be read: ") && !key.contains("c2VjcmV0"), "{key}");
         let unchecked = reason("mysql://h/d?ssl-ca=ca.pem&ssl-mode=REQUIRED", Scheme::MySql, false);
         assert!(unchecked.contains("no certificate is checked; say ssl-mode=VERIFY_IDENTITY"), "{unchecked}");
     }

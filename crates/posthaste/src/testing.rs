@@ -66,7 +66,7 @@
 //! An assertion that fails tells what is in the table instead:
 //!
 //! ```text
-//! OrderPlaced with a payload that fits was not written; the table holds 1 event:
+//! OrderPlaced with a payload that fits the condition given was not written; the table holds 1 event:
 //!   01M6RB8WHRVK6F2SH2Y9GXJZC1 OrderPlaced of Order 2, NEW
 //!     {"id":2,"total":4}
 //! asked at tests/it/orders.rs:14:12
@@ -79,7 +79,7 @@
 //! [`outbox`] delivers to listeners: those of the program, or a [`Recorder`] in their place, which can be told to fail.
 //! [`drain_now`](TestOutbox::drain_now) returns when nothing is due any more, and
 //! [`wait_delivered`](TestOutbox::wait_delivered) when a certain event is done. The clock of the memory store is
-//! tokio's: in paused time the retry of next week costs nothing, and [`advance`](TestOutbox::advance) says when it comes.
+//! tokio's: in paused time the retry in an hour costs nothing, and [`advance`](TestOutbox::advance) says when it comes.
 //!
 //! ```
 //! # use posthaste::Event;
@@ -145,9 +145,9 @@
 //! that the program has started itself becomes a [`TestOutbox`] with `from`, and where the program keeps its outbox to
 //! itself, [`TestOutbox::over`] looks at its table.
 //!
-//! What a test can ask is the same on every store. Only time passes in another way: beside a database tokio's clock
-//! should not be paused, since it would run ahead whenever the test waits for an answer. [`advance`](TestOutbox::advance)
-//! makes the rows older there, while the clocks go on.
+//! What a test can ask is the same on every store. Only time passes in another way: beside a database, and with
+//! listeners that do I/O of their own, tokio's clock should not be paused, since it would run ahead whenever somebody waits
+//! for an answer. [`advance`](TestOutbox::advance) makes the rows of a database older, while the clocks go on.
 //!
 //! # When things go wrong
 //!

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use posthaste_conformance::{Tap, no_interval, start};
-use posthaste_core::event::{Availability, Error, GLOBAL, IntoEvent, JSON, OCTETS, Payload, limit};
+use posthaste_core::event::{Availability, Error, GLOBAL, IntoEvent, JSON, Mistake, OCTETS, Payload, limit};
 use posthaste_core::listener::Delivery;
 use posthaste_core::retry::Jitter;
 use posthaste_core::{
@@ -49,11 +49,11 @@ fn case_01_ids_increase_even_within_a_millisecond() {
 
 #[test]
 fn case_02_exactly_one_payload() {
-    assert!(matches!(Event::builder("x").build(), Err(Error::NoPayload)));
+    assert!(matches!(Event::builder("x").build(), Err(Error { mistake: Mistake::NoPayload, .. })));
     let twice =
         [plain().bytes(*b"x"), plain().json_text("{}"), plain().json(&1), Event::builder("x").bytes(*b"").json(&1)];
     for builder in twice {
-        assert!(matches!(builder.build(), Err(Error::TwoPayloads { .. })));
+        assert!(matches!(builder.build(), Err(Error { mistake: Mistake::TwoPayloads { .. }, .. })));
     }
     let json = Event::builder("x").json_text(" {\"b\":1, \"a\":2}").build().unwrap();
     assert_eq!(json.payload().as_json(), Some(" {\"b\":1, \"a\":2}"));
@@ -66,14 +66,14 @@ fn case_02_exactly_one_payload() {
 fn case_02_json_is_checked_when_the_event_is_built() {
     for text in ["", " ", "{", "{}{}", "nul", "{'a':1}", "[1,]", "\"\\x\"", "\u{feff}{}", "NaN"] {
         let error = Event::builder("x").json_text(text).build().unwrap_err();
-        assert!(matches!(error, Error::NotJson(_)), "{text:?}: {error:?}");
+        assert!(matches!(error.mistake, Mistake::NotJson(_)), "{text:?}: {error:?}");
     }
     for text in ["null", "0", "\"\\u0000\"", " [1 , 2] ", "{\"a\":1,\"a\":2}"] {
         assert_eq!(Event::builder("x").json_text(text).build().unwrap().payload().as_json(), Some(text));
     }
     // A map whose keys are no strings cannot be JSON.
     let error = Event::builder("x").json(&HashMap::from([(vec![1], 2)])).build().unwrap_err();
-    assert!(matches!(error, Error::NotSerialisable(_)), "{error:?}");
+    assert!(matches!(error.mistake, Mistake::NotSerialisable(_)), "{error:?}");
     let decoded: BTreeMap<String, i32> = Event::builder("x").json_text("{\"a\":1}").build().unwrap().decode().unwrap();
     assert_eq!(decoded["a"], 1);
 }
@@ -96,7 +96,7 @@ fn case_03_payload_size() {
     for builder in too_large {
         let error = builder.build().unwrap_err();
         assert!(
-            matches!(error, Error::PayloadTooLarge { len, max } if len == max + 1 && max == limit::PAYLOAD),
+            matches!(error.mistake, Mistake::PayloadTooLarge { len, max } if len == max + 1 && max == limit::PAYLOAD),
             "{error:?}"
         );
     }
@@ -123,12 +123,12 @@ fn case_04_text_limits() {
         assert!(set(plain(), "é".repeat(max)).build().is_ok(), "{field}");
         let error = set(plain(), "é".repeat(max + 1)).build().unwrap_err();
         assert!(
-            matches!(error, Error::TooLong { field: named, len, max: most } if named == field && len == max + 1 && most == max),
+            matches!(error.mistake, Mistake::TooLong { field: named, len, max: most } if named == field && len == max + 1 && most == max),
             "{field}: {error:?}"
         );
-        assert!(error.to_string().contains(field), "{error}");
+        assert!(error.mistake.to_string().contains(field), "{error}");
         let error = set(plain(), "a\0b".into()).build().unwrap_err();
-        assert!(matches!(error, Error::Nul { field: named } if named == field), "{field}: {error:?}");
+        assert!(matches!(error.mistake, Mistake::Nul { field: named } if named == field), "{field}: {error:?}");
     }
 }
 
@@ -138,8 +138,8 @@ fn case_04_empty_texts() {
         let built = set(plain(), String::new()).build();
         if matches!(field, "id" | "event_type" | "aggregate_type" | "content_type") {
             let error = built.unwrap_err();
-            assert!(matches!(error, Error::Empty { field: named } if named == field), "{field}: {error:?}");
-            assert!(error.to_string().contains(field), "{error}");
+            assert!(matches!(error.mistake, Mistake::Empty { field: named } if named == field), "{field}: {error:?}");
+            assert!(error.mistake.to_string().contains(field), "{error}");
         } else {
             assert!(built.is_ok(), "{field}");
         }
@@ -153,12 +153,19 @@ fn case_05_headers() {
     assert_eq!(event.header(unicode), Some(unicode));
     assert_eq!((event.header("empty"), event.header("a"), event.header("A")), (Some(""), Some("2"), None));
     let error = plain().header("", "x").build().unwrap_err();
-    assert!(matches!(error, Error::Empty { field: "header key" }), "{error:?}");
-    assert!(matches!(plain().header("a\0", "x").build(), Err(Error::NulInHeader { key }) if key == "a\0"));
-    assert!(matches!(plain().header("a", "x\0").build(), Err(Error::NulInHeader { key }) if key == "a"));
+    assert!(matches!(error.mistake, Mistake::Empty { field: "header key" }), "{error:?}");
+    assert!(
+        matches!(plain().header("a\0", "x").build(), Err(Error { mistake: Mistake::NulInHeader { key }, .. }) if key == "a\0")
+    );
+    assert!(
+        matches!(plain().header("a", "x\0").build(), Err(Error { mistake: Mistake::NulInHeader { key }, .. }) if key == "a")
+    );
     let room = limit::HEADERS - r#"{"k":""}"#.len();
     assert!(plain().header("k", "v".repeat(room)).build().is_ok());
-    assert!(matches!(plain().header("k", "v".repeat(room + 1)).build(), Err(Error::HeadersTooLarge { .. })));
+    assert!(matches!(
+        plain().header("k", "v".repeat(room + 1)).build(),
+        Err(Error { mistake: Mistake::HeadersTooLarge { .. }, .. })
+    ));
     let many = plain().headers([("b", "2"), ("a", "1")]).build().unwrap();
     assert_eq!(many.headers().keys().collect::<Vec<_>>(), ["a", "b"]);
 }
@@ -170,17 +177,20 @@ fn case_06_availability() {
     assert_eq!((at.availability(), at.is_delayed()), (Availability::At(now + minute), true));
     let after = plain().deliver_after(minute).build().unwrap();
     assert_eq!((after.availability(), after.is_delayed()), (Availability::After(minute), true));
-    assert!(matches!(plain().available_at(now + minute).deliver_after(minute).build(), Err(Error::TwoAvailabilities)));
-    assert!(matches!(plain().deliver_after(Duration::ZERO).build(), Err(Error::NoDelay)));
+    assert!(matches!(
+        plain().available_at(now + minute).deliver_after(minute).build(),
+        Err(Error { mistake: Mistake::TwoAvailabilities, .. })
+    ));
+    assert!(matches!(plain().deliver_after(Duration::ZERO).build(), Err(Error { mistake: Mistake::NoDelay, .. })));
     for endless in [Duration::MAX, Duration::from_secs(101 * 365 * 24 * 3600)] {
-        assert!(matches!(plain().deliver_after(endless).build(), Err(Error::DelayTooLong(_))));
+        assert!(matches!(plain().deliver_after(endless).build(), Err(Error { mistake: Mistake::DelayTooLong(_), .. })));
     }
     let happened = |at: Timestamp| plain().occurred_at(at);
     assert!(happened(now).available_at(now).build().is_ok());
     let early = happened(now).available_at(now - Duration::from_micros(1)).build();
-    assert!(matches!(early, Err(Error::AvailableBeforeOccurred { .. })));
+    assert!(matches!(early, Err(Error { mistake: Mistake::AvailableBeforeOccurred { .. }, .. })));
     let early = happened(now + minute * 2).deliver_after(minute).build();
-    assert!(matches!(early, Err(Error::AvailableBeforeOccurred { .. })));
+    assert!(matches!(early, Err(Error { mistake: Mistake::AvailableBeforeOccurred { .. }, .. })));
     assert!(happened(now - minute * 2).deliver_after(minute).build().is_ok());
 }
 

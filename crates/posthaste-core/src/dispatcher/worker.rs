@@ -208,7 +208,10 @@ impl Worker {
         run: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         match tokio::time::timeout(limit, AssertUnwindSafe(run).catch_unwind()).await {
-            Ok(Ok(answer)) => answer,
+            Ok(Ok(answer)) => answer.map_err(|failure| match who {
+                Who::Listener => failure,
+                Who::Interceptor(place) => failure.of_interceptor(place),
+            }),
             Ok(Err(panic)) => Err(Failure::retryable(format!("{who} panicked: {}", panic_text(&*panic)))),
             Err(_) => Err(Failure::retryable(format!(
                 "{who} took longer than its time limit of {limit:?}; give it more with {}",
@@ -249,7 +252,7 @@ impl Worker {
             }
             None => {
                 let kind = failure.kind();
-                error!(event_id = %event.id(), event_type = event.event_type(), attempt = event.attempt(), %kind, error, "event is dead");
+                error!(event_id = %event.id(), event_type = event.event_type(), attempt = event.attempt(), %kind, reason = error, "event is dead");
                 Action::Dead { error, counts: kind != FailureKind::Unroutable }
             }
         }

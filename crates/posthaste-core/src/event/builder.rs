@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::IgnoredAny;
 
 use super::{
-    AggregateType, Availability, Error, Event, EventId, EventType, Fields, GLOBAL, JSON, OCTETS, Payload,
+    AggregateType, Availability, Error, Event, EventId, EventType, Fields, GLOBAL, JSON, Mistake, OCTETS, Payload,
     VERSION_HEADER, limit,
 };
 use crate::time::Timestamp;
@@ -26,10 +26,10 @@ const LONGEST_DELAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// ```
 /// # extern crate posthaste_core as posthaste;
 /// use posthaste::Event;
-/// use posthaste::event::Error;
+/// use posthaste::event::Mistake;
 ///
-/// let mistake = Event::builder("").aggregate("Order", 42).json_text("{}").build();
-/// assert!(matches!(mistake, Err(Error::Empty { field: "event_type" })));
+/// let error = Event::builder("").aggregate("Order", 42).json_text("{}").build().unwrap_err();
+/// assert!(matches!(error.mistake, Mistake::Empty { field: "event_type" }));
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it is built or written"]
@@ -249,24 +249,33 @@ impl EventBuilder {
     ///
     /// # Errors
     /// Names the first field that is missing, empty or over its limit. See [`limit`].
-    pub fn build(self) -> Result<Event, Error> {
-        let id = match self.id {
-            None => EventId::generate(),
-            Some(Ok(id)) => id,
-            Some(Err(refused)) => EventId::new(refused)?,
-        };
+    pub fn build(mut self) -> Result<Event, Error> {
+        match self.checked() {
+            Ok(fields) => Ok(Event::from_fields(fields)),
+            Err(mistake) => {
+                let id = self.id.as_ref().map(|id| id.as_ref().map_or_else(String::as_str, EventId::as_str));
+                Err(mistake.of(&self.event_type, id))
+            }
+        }
+    }
+
+    /// The fields, taken out once all of them are in order.
+    fn checked(&mut self) -> Result<Fields, Mistake> {
+        if let Some(Err(refused)) = &self.id {
+            EventId::new(refused)?;
+        }
         required("event_type", &self.event_type, limit::EVENT_TYPE)?;
-        let aggregate_type = self.aggregate_type.unwrap_or_else(|| GLOBAL.to_owned());
+        let aggregate_type = self.aggregate_type.take().unwrap_or_else(|| GLOBAL.to_owned());
         required("aggregate_type", &aggregate_type, limit::AGGREGATE_TYPE)?;
         optional("aggregate_id", self.aggregate_id.as_deref(), limit::AGGREGATE_ID)?;
         optional("tenant_id", self.tenant_id.as_deref(), limit::TENANT_ID)?;
         optional("topic", self.topic.as_deref(), limit::TOPIC)?;
         check_headers(&self.headers)?;
         if self.headers.get(VERSION_HEADER).is_some_and(|version| version == "0") {
-            return Err(Error::NoVersion);
+            return Err(Mistake::NoVersion);
         }
-        let payload = one_payload(self.payloads)?;
-        let content_type = self.content_type.unwrap_or_else(|| match payload {
+        let payload = one_payload(std::mem::take(&mut self.payloads))?;
+        let content_type = self.content_type.take().unwrap_or_else(|| match payload {
             Payload::Json(_) => JSON.to_owned(),
             Payload::Bytes(_) => OCTETS.to_owned(),
         });
@@ -278,61 +287,61 @@ impl EventBuilder {
         });
         let availability = availability(self.available_at, self.deliver_after, occurred_at)?;
 
-        Ok(Event::from_fields(Fields {
-            id,
-            event_type: self.event_type.into_boxed_str(),
+        Ok(Fields {
+            id: self.id.take().and_then(Result::ok).unwrap_or_else(EventId::generate),
+            event_type: std::mem::take(&mut self.event_type).into_boxed_str(),
             aggregate_type: aggregate_type.into_boxed_str(),
-            aggregate_id: self.aggregate_id.map(String::into_boxed_str),
-            tenant_id: self.tenant_id.map(String::into_boxed_str),
-            topic: self.topic.map(String::into_boxed_str),
+            aggregate_id: self.aggregate_id.take().map(String::into_boxed_str),
+            tenant_id: self.tenant_id.take().map(String::into_boxed_str),
+            topic: self.topic.take().map(String::into_boxed_str),
             content_type: content_type.into_boxed_str(),
-            headers: self.headers,
+            headers: std::mem::take(&mut self.headers),
             payload,
             occurred_at,
             availability,
-        }))
+        })
     }
 }
 
-fn required(field: &'static str, text: &str, max: usize) -> Result<(), Error> {
+fn required(field: &'static str, text: &str, max: usize) -> Result<(), Mistake> {
     if text.is_empty() {
-        return Err(Error::Empty { field });
+        return Err(Mistake::Empty { field });
     }
-    Error::check_text(field, text, max)
+    Mistake::check_text(field, text, max)
 }
 
-fn optional(field: &'static str, text: Option<&str>, max: usize) -> Result<(), Error> {
-    text.map_or(Ok(()), |text| Error::check_text(field, text, max))
+fn optional(field: &'static str, text: Option<&str>, max: usize) -> Result<(), Mistake> {
+    text.map_or(Ok(()), |text| Mistake::check_text(field, text, max))
 }
 
-fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Error> {
+fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Mistake> {
     if headers.is_empty() {
         return Ok(());
     }
     for (key, value) in headers {
         if key.is_empty() {
-            return Err(Error::Empty { field: "header key" });
+            return Err(Mistake::Empty { field: "header key" });
         }
         if key.contains('\0') || value.contains('\0') {
-            return Err(Error::NulInHeader { key: key.chars().take(SHOWN_KEY).collect() });
+            return Err(Mistake::NulInHeader { key: key.chars().take(SHOWN_KEY).collect() });
         }
     }
     let len = serde_json::to_string(headers).map_or(0, |json| json.len());
     if len > limit::HEADERS {
-        return Err(Error::HeadersTooLarge { len, max: limit::HEADERS });
+        return Err(Mistake::HeadersTooLarge { len, max: limit::HEADERS });
     }
     Ok(())
 }
 
-fn one_payload(payloads: Vec<Given>) -> Result<Payload, Error> {
+fn one_payload(payloads: Vec<Given>) -> Result<Payload, Mistake> {
     if let [first, second, ..] = payloads.as_slice() {
-        return Err(Error::TwoPayloads { first: first.form(), second: second.form() });
+        return Err(Mistake::TwoPayloads { first: first.form(), second: second.form() });
     }
-    let payload = match payloads.into_iter().next().ok_or(Error::NoPayload)? {
+    let payload = match payloads.into_iter().next().ok_or(Mistake::NoPayload)? {
         // A serialiser of ours made this text, so it is JSON already.
         Given::Serialised(Ok(text)) => Payload::Json(text.into_boxed_str()),
         Given::Serialised(Err(reason)) => {
-            return Err(Error::NotSerialisable(serde::ser::Error::custom(reason)));
+            return Err(Mistake::NotSerialisable(serde::ser::Error::custom(reason)));
         }
         Given::Text(text) => Payload::Json(text.into_boxed_str()).checked()?,
         Given::Bytes(bytes) => Payload::Bytes(bytes),
@@ -343,19 +352,19 @@ fn one_payload(payloads: Vec<Given>) -> Result<Payload, Error> {
 
 impl Payload {
     /// Refuses text that is not JSON.
-    pub(crate) fn checked(self) -> Result<Self, Error> {
+    pub(crate) fn checked(self) -> Result<Self, Mistake> {
         if let Self::Json(text) = &self {
             // A text over the limit is refused for its length, which says more, and is not parsed for that.
             if text.len() <= limit::PAYLOAD {
-                serde_json::from_str::<IgnoredAny>(text).map_err(Error::NotJson)?;
+                serde_json::from_str::<IgnoredAny>(text).map_err(Mistake::NotJson)?;
             }
         }
         Ok(self)
     }
 
-    fn within_limit(self) -> Result<Self, Error> {
+    fn within_limit(self) -> Result<Self, Mistake> {
         let len = self.len();
-        if len > limit::PAYLOAD { Err(Error::PayloadTooLarge { len, max: limit::PAYLOAD }) } else { Ok(self) }
+        if len > limit::PAYLOAD { Err(Mistake::PayloadTooLarge { len, max: limit::PAYLOAD }) } else { Ok(self) }
     }
 }
 
@@ -363,17 +372,17 @@ fn availability(
     available_at: Option<Timestamp>,
     deliver_after: Option<Duration>,
     occurred_at: Timestamp,
-) -> Result<Availability, Error> {
+) -> Result<Availability, Mistake> {
     match (available_at, deliver_after) {
         (None, None) => Ok(Availability::Now),
-        (Some(_), Some(_)) => Err(Error::TwoAvailabilities),
-        (Some(at), None) if at < occurred_at => Err(Error::AvailableBeforeOccurred { available_at: at, occurred_at }),
+        (Some(_), Some(_)) => Err(Mistake::TwoAvailabilities),
+        (Some(at), None) if at < occurred_at => Err(Mistake::AvailableBeforeOccurred { available_at: at, occurred_at }),
         (Some(at), None) => Ok(Availability::At(at)),
-        (None, Some(Duration::ZERO)) => Err(Error::NoDelay),
-        (None, Some(delay)) if delay > LONGEST_DELAY => Err(Error::DelayTooLong(delay)),
+        (None, Some(Duration::ZERO)) => Err(Mistake::NoDelay),
+        (None, Some(delay)) if delay > LONGEST_DELAY => Err(Mistake::DelayTooLong(delay)),
         // By this machine's clock, which is also the one that says when it happened.
         (None, Some(delay)) if Timestamp::now() + delay < occurred_at => {
-            Err(Error::AvailableBeforeOccurred { available_at: Timestamp::now() + delay, occurred_at })
+            Err(Mistake::AvailableBeforeOccurred { available_at: Timestamp::now() + delay, occurred_at })
         }
         (None, Some(delay)) => Ok(Availability::After(delay)),
     }

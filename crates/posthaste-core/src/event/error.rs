@@ -3,13 +3,66 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::VERSION_HEADER;
+use super::{Event, Payload, VERSION_HEADER};
 use crate::time::Timestamp;
 
-/// Why an event could not be built. Nothing was written.
+/// An event that could not be built: which one, and why. Nothing was written.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::Event;
+/// use posthaste::event::{Error, Mistake};
+///
+/// let unfinished = Event::builder("OrderPlaced").id("request-8812").build();
+/// assert!(matches!(unfinished, Err(Error { mistake: Mistake::NoPayload, .. })));
+/// assert_eq!(unfinished.unwrap_err().to_string(), "event OrderPlaced (id request-8812) could not be built");
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Error {
+    /// Its type, if it has one. A long one is cut.
+    pub event_type: Option<Box<str>>,
+    /// Its id, if one was given. A long one is cut.
+    pub id: Option<Box<str>>,
+    /// Which one it is of those that were given together; the first is 1.
+    pub place: Option<usize>,
+    /// What is wrong with it.
+    pub mistake: Mistake,
+}
+
+impl From<Mistake> for Error {
+    fn from(mistake: Mistake) -> Self {
+        Self { event_type: None, id: None, place: None, mistake }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.mistake)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.place, &self.event_type) {
+            (Some(place), Some(event_type)) => write!(f, "event {place} of those given, {event_type}")?,
+            (Some(place), None) => write!(f, "event {place} of those given")?,
+            (None, Some(event_type)) => write!(f, "event {event_type}")?,
+            (None, None) => f.write_str("the event")?,
+        }
+        if let Some(id) = &self.id {
+            write!(f, " (id {id})")?;
+        }
+        // Only a pair of commas needs its second one.
+        let comma = if self.place.is_some() && self.event_type.is_some() { "," } else { "" };
+        write!(f, "{comma} could not be built")
+    }
+}
+
+/// What is wrong with an event.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum Mistake {
     /// A field that must not be empty is.
     #[error("{field} is empty; give it at least one character")]
     Empty {
@@ -96,18 +149,15 @@ pub enum Error {
         /// When it happened.
         occurred_at: Timestamp,
     },
-    /// One of several events that were to be written together could not be built.
-    #[error("event {place} of those given")]
-    InBatch {
-        /// Which one, in the order in which they were given; the first is 1.
-        place: usize,
-        /// What is wrong with it.
-        #[source]
-        error: Box<Error>,
-    },
 }
 
-impl Error {
+impl Mistake {
+    /// The same, naming the event, as far as it says what it is.
+    pub(super) fn of(self, event_type: &str, id: Option<&str>) -> Error {
+        let shown = |text: &str| (!text.is_empty()).then(|| shown(text));
+        Error { event_type: shown(event_type), id: id.and_then(shown), place: None, mistake: self }
+    }
+
     /// Refuses text that is too long or that not every database can store.
     pub(crate) fn check_text(field: &'static str, text: &str, max: usize) -> Result<(), Self> {
         if text.contains('\0') {
@@ -122,6 +172,19 @@ impl Error {
         }
         Ok(())
     }
+}
+
+/// As much of a name as a message shows.
+const SHOWN: usize = 64;
+
+/// A name that may be as wrong as can be, for a message.
+fn shown(text: &str) -> Box<str> {
+    let mut escaped = text.escape_debug();
+    let mut shown: String = escaped.by_ref().take(SHOWN).collect();
+    if escaped.next().is_some() {
+        shown.push('…');
+    }
+    shown.into_boxed_str()
 }
 
 /// A payload that does not decode. A listener that fails with it, even wrapped in other errors, makes the event DEAD.
@@ -140,10 +203,11 @@ impl DecodeError {
         Mismatch::Other(reason.into()).into()
     }
 
-    /// JSON that does not fit, and where in it. An empty path and `.` stand for the whole payload.
-    pub(crate) fn json(path: String, error: serde_json::Error) -> Self {
-        match path.as_str() {
-            "" | "." => Mismatch::Whole(error).into(),
+    /// A payload that is no JSON, or JSON that does not fit, and where in it. An empty path and `.` stand for the whole.
+    pub(crate) fn json(event: &Event, path: String, error: serde_json::Error) -> Self {
+        match (event.payload(), path.as_str()) {
+            (Payload::Bytes(_), _) if !error.is_data() => Mismatch::Bytes(error).into(),
+            (_, "" | ".") => Mismatch::Whole(error).into(),
             _ => Mismatch::Field { path, error }.into(),
         }
     }
@@ -181,10 +245,12 @@ impl fmt::Display for DecodeError {
 /// What did not fit. A type of its own, so that it is recognised wherever it is in a chain of errors.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Mismatch {
-    #[error(transparent)]
+    #[error("{0}; {MEND}")]
     Whole(serde_json::Error),
-    #[error("{path}: {error}")]
+    #[error("{path}: {error}; {MEND}")]
     Field { path: String, error: serde_json::Error },
+    #[error("the payload is bytes, which are not JSON: {0}; {READ_BYTES}")]
+    Bytes(serde_json::Error),
     #[error("version {version} is not accepted, only {}; {}", list(accepted), what_to_do(*version, accepted))]
     Version { version: u32, accepted: Vec<u32> },
     #[error("this event type is not accepted, only {}; listen for it with a listener of its own", list(accepted))]
@@ -196,6 +262,10 @@ pub(crate) enum Mismatch {
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
 }
+
+const MEND: &str = "mend the reader or the payload, then redrive the event";
+
+const READ_BYTES: &str = "read them with payload().as_bytes(), or write JSON, then redrive the event";
 
 /// `1`, `1 and 2`, `1, 2 and 3`.
 fn list(items: &[impl fmt::Display]) -> String {

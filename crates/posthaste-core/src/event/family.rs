@@ -84,7 +84,7 @@ pub fn decode<T: DeserializeOwned>(event: &Event, place: u32) -> Result<T, Decod
             let mut track = Track::new();
             let tracked = serde_path_to_error::Deserializer::new(&mut again, &mut track);
             let path = T::deserialize(Member::new(place, tracked)).err().map(|_| track.path().to_string());
-            DecodeError::json(path.unwrap_or_default(), error)
+            DecodeError::json(event, path.unwrap_or_default(), error)
         },
     )
 }

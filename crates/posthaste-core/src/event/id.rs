@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ulid::{Generator, Overflow};
 
-use super::{Error, limit};
+use super::{Mistake, limit};
 
 /// The id of an event: a ULID unless its author chose another, and the key by which receivers tell repeats.
 ///
@@ -15,7 +15,7 @@ use super::{Error, limit};
 ///
 /// assert!(EventId::generate() < EventId::generate());
 /// assert_eq!(EventId::new("request-8812")?.as_str(), "request-8812");
-/// # Ok::<(), posthaste::event::Error>(())
+/// # Ok::<(), posthaste::event::Mistake>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EventId(Arc<str>);
@@ -34,11 +34,11 @@ impl EventId {
     ///
     /// # Errors
     /// When it is empty, longer than [`limit::ID`] characters, or holds a NUL.
-    pub fn new(id: impl AsRef<str>) -> Result<Self, Error> {
+    pub fn new(id: impl AsRef<str>) -> Result<Self, Mistake> {
         let id = id.as_ref();
-        Error::check_text("id", id, limit::ID)?;
+        Mistake::check_text("id", id, limit::ID)?;
         if id.is_empty() {
-            return Err(Error::Empty { field: "id" });
+            return Err(Mistake::Empty { field: "id" });
         }
         Ok(Self(Arc::from(id)))
     }

@@ -61,6 +61,8 @@ pub enum Outcome {
 /// ```
 pub struct Failure {
     kind: FailureKind,
+    /// Whose it is, unless the listener's: the place of an interceptor, the first being 1.
+    interceptor: Option<u16>,
     delay: Option<Duration>,
     source: Box<dyn Error + Send + Sync>,
 }
@@ -108,13 +110,19 @@ impl Failure {
 
     /// A failure of the given kind.
     pub fn new(kind: FailureKind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { kind, delay: None, source: source.into() }
+        Self { kind, interceptor: None, delay: None, source: source.into() }
     }
 
     /// Tries again after this long, instead of what the retry policy says. Still counts as an attempt.
     #[must_use]
     pub fn retry_in(mut self, delay: Duration) -> Self {
         self.delay = Some(delay);
+        self
+    }
+
+    /// The same, as the failure of an interceptor.
+    pub(crate) fn of_interceptor(mut self, place: usize) -> Self {
+        self.interceptor = Some(u16::try_from(place).unwrap_or(u16::MAX));
         self
     }
 
@@ -133,9 +141,13 @@ impl Failure {
         &*self.source
     }
 
-    /// The error and all its causes in one line, as kept in the row.
+    /// The error and all its causes in one line, as kept in the row. Names the interceptor whose failure it is.
     pub fn text(&self) -> String {
-        chain(&*self.source)
+        let text = chain(&*self.source);
+        match self.interceptor {
+            Some(place) => format!("interceptor {place}: {text}"),
+            None => text,
+        }
     }
 }
 

@@ -121,7 +121,7 @@ impl<S: WriteStore> Transaction<S> {
             }
             Err(error) => {
                 self.outbox.0.after.never_written(&rows);
-                Err(error.into())
+                Err(WriteError::of_store(&rows, error))
             }
         }
     }

@@ -46,10 +46,7 @@ pub(crate) fn contained<'a, T>(
     call: impl Future<Output = Result<T, Error>> + Send + 'a,
 ) -> BoxFuture<'a, Result<T, Error>> {
     let call = AssertUnwindSafe(call).catch_unwind();
-    Box::pin(call.map(|answer| {
-        answer
-            .unwrap_or_else(|panic| Err(Error::Refused(format!("the store panicked: {}", panic_text(&*panic)).into())))
-    }))
+    Box::pin(call.map(|answer| answer.unwrap_or_else(|panic| Err(Error::Panicked(panic_text(&*panic).to_owned())))))
 }
 
 impl RelayStore for Contained {

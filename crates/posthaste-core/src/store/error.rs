@@ -33,11 +33,11 @@ pub enum Error {
         reason: String,
     },
     /// A setting of the store is not acceptable.
-    #[error("{field} {value:?} is not accepted: {reason}")]
+    #[error("{field}{} is not accepted: {reason}", quoted(value))]
     Config {
         /// Which setting.
         field: &'static str,
-        /// What was given.
+        /// What was given. Empty if there is nothing to show.
         value: String,
         /// Why not, and what would be.
         reason: String,
@@ -45,6 +45,9 @@ pub enum Error {
     /// The database refused a statement.
     #[error("the database refused the statement")]
     Refused(#[source] Source),
+    /// The store panicked, with this message.
+    #[error("the store panicked: {0}; report it to whoever wrote the store")]
+    Panicked(String),
 }
 
 impl Error {
@@ -52,6 +55,11 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::Busy(_))
     }
+}
+
+/// A value after its name.
+fn quoted(value: &str) -> String {
+    if value.is_empty() { String::new() } else { format!(" {value:?}") }
 }
 
 /// Why a commit did not answer with success.

@@ -92,9 +92,9 @@ pub enum Fault {
     Unavailable,
     /// It fails, and will fail again.
     Refused,
-    /// A commit happens, but its answer is lost.
+    /// It happens, but its answer is lost: it fails, and whoever called cannot know.
     AnswerLost,
-    /// A commit does not happen, and its answer is lost.
+    /// It does not happen, and its answer is lost. To whoever called it looks like [`AnswerLost`](Self::AnswerLost).
     ConnectionLost,
     /// It waits at a gate, and then succeeds.
     Wait(Gate),
@@ -204,7 +204,11 @@ impl Faults {
                 gate.pass().await;
                 answer
             }
-            Some(fault) => Err(fault.error()),
+            Some(fault @ Fault::AnswerLost) => {
+                inner.await?;
+                Err(fault.error())
+            }
+            Some(fault @ (Fault::Unavailable | Fault::Refused | Fault::ConnectionLost)) => Err(fault.error()),
         }
     }
 }

@@ -264,8 +264,8 @@ impl<S: Store> TestOutbox<S> {
     /// # }
     /// ```
     ///
-    /// Asks the poller to look at the table, so that what others inserted is found at once. Retries are waited for; in paused
-    /// time that takes no time. Needs a store that keeps what is done.
+    /// Asks the poller to look at the table, so that what others inserted is found at once. Retries are waited
+    /// for, within the patience; [`advance`](Self::advance) before it for those that come later. Needs a store that keeps what is done.
     #[track_caller]
     pub fn wait_delivered<'a>(&'a self, wanted: impl Into<Wanted<'a>>) -> impl Future<Output = ()> + Send {
         let at = Location::caller();

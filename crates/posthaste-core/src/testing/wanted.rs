@@ -14,7 +14,7 @@ use crate::event::{AggregateType, Event, EventId, EventType, TypedEvent};
 ///     .aggregate("Order", 42)
 ///     .header("trace", "7f3a")
 ///     .json(|order| order["total"] == 3);
-/// assert_eq!(wanted.to_string(), "OrderPlaced of Order 42 with trace: 7f3a and a payload that fits");
+/// assert_eq!(wanted.to_string(), "OrderPlaced of Order 42 with trace: 7f3a and a payload that fits the condition given");
 /// ```
 #[must_use = "hand it to an assertion"]
 #[derive(Default)]
@@ -186,7 +186,7 @@ impl fmt::Display for Wanted<'_> {
         let id = self.id.iter().map(|id| format!("id {id}"));
         let tenant = self.tenant_id.iter().map(|tenant| format!("tenant {tenant}"));
         let headers = self.headers.iter().map(|(key, value)| format!("{key}: {value}"));
-        let checks = self.checks.first().map(|_| "a payload that fits".to_owned());
+        let checks = self.checks.first().map(|_| "a payload that fits the condition given".to_owned());
         for (n, condition) in id.chain(tenant).chain(headers).chain(checks).enumerate() {
             write!(f, " {} {condition}", if n == 0 { "with" } else { "and" })?;
         }

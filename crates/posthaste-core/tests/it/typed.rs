@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::event::{DecodeError, Error, Kind, TypedEvent, Upcasts, VERSION_HEADER};
+use posthaste_core::event::{DecodeError, Error, Kind, Mistake, TypedEvent, Upcasts, VERSION_HEADER};
 use posthaste_core::listener::{FailureKind, Handle, Path, handler, typed};
 use posthaste_core::store::{AdminStore, Record, WriteStore};
 use posthaste_core::{
@@ -145,14 +145,31 @@ async fn a_payload_that_does_not_decode_is_dead_and_the_reason_names_the_field()
     let reason = reason(for_placed(), placed(2, r#"{"id":1,"lines":[{"total":1},{"total":"two"}]}"#)).await;
     assert_eq!(
         reason,
-        "OrderPlaced version 2 does not decode: lines[1].total: invalid type: string \"two\", expected u32 at line 1 column 43"
+        "OrderPlaced version 2 does not decode: lines[1].total: invalid type: string \"two\", expected u32 at line 1 column 43; \
+         mend the reader or the payload, then redrive the event"
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_older_payload_that_does_not_decode_is_told_by_its_own_version() {
     let reason = reason(for_placed(), placed(1, r#"{"no":1}"#)).await;
-    assert_eq!(reason, "OrderPlaced version 1 does not decode: missing field `id` at line 1 column 8");
+    assert_eq!(
+        reason,
+        "OrderPlaced version 1 does not decode: missing field `id` at line 1 column 8; \
+         mend the reader or the payload, then redrive the event"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_that_are_no_json_are_told_from_json_that_does_not_fit() {
+    let bytes = |bytes: &[u8]| Event::builder("OrderPlaced").aggregate("Order", 1).version(2).bytes(bytes);
+    for torn in [&b"\xff\x00"[..], b"", b"{\"id\":1"] {
+        let reason = reason(for_placed(), bytes(torn)).await;
+        assert!(reason.contains("does not decode: the payload is bytes, which are not JSON: "), "{reason}");
+        assert!(reason.ends_with("read them with payload().as_bytes(), or write JSON, then redrive the event"));
+    }
+    let reason = reason(for_placed(), bytes(b"{\"id\":\"one\"}")).await;
+    assert!(reason.starts_with("OrderPlaced version 2 does not decode: id: invalid type: string"), "{reason}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -183,7 +200,7 @@ async fn an_older_version_without_an_upcast_is_dead() {
 
 #[tokio::test(start_paused = true)]
 async fn versions_count_from_one() {
-    assert!(matches!(placed(0, "{}").build(), Err(Error::NoVersion)));
+    assert!(matches!(placed(0, "{}").build(), Err(Error { mistake: Mistake::NoVersion, .. })));
     for written in ["00", "-1", "4294967296", ""] {
         let reason = reason(for_placed(), placed(1, "{}").header(VERSION_HEADER, written)).await;
         let expected = format!("OrderPlaced does not decode: the header event-version is {written:?}, which is not");

@@ -97,7 +97,8 @@ async fn what_does_not_decode_is_dead_with_the_reason() {
     assert_eq!(
         row("wrong").state.last_error.as_deref(),
         Some(
-            "StockTaken version 1 does not decode: pieces: invalid type: string \"three\", expected u32 at line 1 column 30"
+            "StockTaken version 1 does not decode: pieces: invalid type: string \"three\", expected u32 at line 1 column 30; \
+             mend the reader or the payload, then redrive the event"
         )
     );
 }

@@ -1,6 +1,6 @@
 //! Enums.
 
-use posthaste::event::{Error, IntoEvent, Kind};
+use posthaste::event::{Error, IntoEvent, Kind, Mistake};
 use posthaste::{Event as Built, Failure, TypedEvent};
 use posthaste_macros::Event;
 use serde::{Deserialize, Serialize};
@@ -120,16 +120,19 @@ fn the_reason_names_the_field_without_the_variant() {
     let json = r#"{"id":2,"shop":"b","reasons":["Broken",{"Late":{"days":-3}}]}"#;
     assert_eq!(
         reason(Built::of_json("OrderCancelled", json)),
-        "OrderCancelled version 1 does not decode: reasons[1].Late.days: invalid value: integer `-3`, expected u8 at line 1 column 57"
+        "OrderCancelled version 1 does not decode: reasons[1].Late.days: invalid value: integer `-3`, expected u8 at line 1 column 57; \
+         mend the reader or the payload, then redrive the event"
     );
     let json = r#"{"id":1,"shop":2,"grandTotal":7}"#;
     assert_eq!(
         reason(Built::builder("OrderPlaced").version(2).json_text(json).build()),
-        "OrderPlaced version 2 does not decode: shop: invalid type: integer `2`, expected a string at line 1 column 16"
+        "OrderPlaced version 2 does not decode: shop: invalid type: integer `2`, expected a string at line 1 column 16; \
+         mend the reader or the payload, then redrive the event"
     );
     assert_eq!(
         reason(Built::builder("OrdersArchived").bytes(*b"{} and more").build()),
-        "OrdersArchived version 1 does not decode: trailing characters at line 1 column 4"
+        "OrdersArchived version 1 does not decode: the payload is bytes, which are not JSON: trailing characters at line 1 column 4; \
+         read them with payload().as_bytes(), or write JSON, then redrive the event"
     );
     assert_eq!(
         reason(Built::of_json("OrderLost", "{}")),
@@ -160,5 +163,5 @@ impl Serialize for Tagged {
 #[test]
 fn a_form_that_is_not_an_enum_is_refused_when_it_is_written() {
     let error = Tagged::A {}.into_event().unwrap_err();
-    assert!(matches!(error, Error::NotSerialisable(_)), "{error}");
+    assert!(matches!(error.mistake, Mistake::NotSerialisable(_)), "{error}");
 }

@@ -19,7 +19,7 @@ enum Kind {
     Refused,
 }
 
-const MIGRATE: &str = "run the migrations first";
+const MIGRATE: &str = "call migrate() first";
 
 /// The kind of an error by its number, https://mariadb.com/kb/en/mariadb-error-code-reference/
 fn kind_of(number: u16) -> Kind {

@@ -80,7 +80,7 @@ pub(super) fn duplicate<'e>(error: &'e sqlx::Error, table: &TableName) -> Option
     (taken && ours).then_some(error)
 }
 
-pub(super) const MIGRATE: &str = "run the migrations first";
+pub(super) const MIGRATE: &str = "call migrate() first";
 const NOT_OURS: &str = "these migrations did not make it, so rename it or choose another name for the table";
 
 // https://www.postgresql.org/docs/current/errcodes-appendix.html

@@ -159,18 +159,17 @@ impl PgStore {
     ///
     /// # Errors
     /// [`Error::Busy`] when somebody holds a lock on the table for longer than that: try again later. [`Error::Refused`] when
-    /// this role may not act as the owner of the table. [`Error::Config`] without [`partitioned`](Self::partitioned),
-    /// [`Error::Schema`] when the table has no partitions, or something else has the name of one. One that cannot be made
-    /// keeps no other from being made.
+    /// this role may not act as the owner of the table. [`Error::Schema`] without [`partitioned`](Self::partitioned), when the
+    /// table has no partitions, or something else has the name of one. One that cannot be made keeps no other from being
+    /// made.
     ///
     /// # Cancellation
     /// Safe: each partition is there as a whole, or not at all.
     pub async fn maintain_partitions(&self) -> Result<(), Error> {
         let Some(partitioned) = &self.partitioned else {
-            return Err(Error::Config {
-                field: "partitioned",
-                value: "none".to_owned(),
-                reason: "say how long a partition is with PgStore::partitioned".to_owned(),
+            return Err(Error::Schema {
+                table: self.table().to_string(),
+                reason: "this store knows of no partitions; say how long one is with PgStore::partitioned".to_owned(),
             });
         };
         self.make_partitions(partitioned).await.map(drop)

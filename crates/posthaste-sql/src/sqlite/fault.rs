@@ -67,7 +67,7 @@ fn primary_code(error: &dyn DatabaseError) -> Option<i32> {
 /// What to do about an error of the schema. SQLite has one code for every statement that it cannot prepare, and says in
 /// words alone what is missing.
 fn advice_on_schema(message: &str) -> Option<&'static str> {
-    const MIGRATE: &str = "run the migrations first";
+    const MIGRATE: &str = "call migrate() first";
     const ADVICE: [(&str, &str); 6] = [
         ("no such table", MIGRATE),
         ("no such column", MIGRATE),
@@ -160,7 +160,7 @@ mod tests {
         assert!(matches!(classify(of(ERROR), &table), Error::Refused(_)));
         assert!(matches!(classify(sqlx::Error::WorkerCrashed, &table), Error::Unavailable(_)));
         let missing = classify(made_up(ERROR, "no such table: outbox_event"), &table);
-        let words = "table outbox_event is not ready: no such table: outbox_event; run the migrations first";
+        let words = "table outbox_event is not ready: no such table: outbox_event; call migrate() first";
         assert_eq!(missing.to_string(), words);
     }
 

@@ -77,7 +77,7 @@ async fn errors_have_kinds() {
     let store = SqliteStore::open(database.path()).await.unwrap();
     let error = store.claim(&claim_of(1)).await.unwrap_err();
     assert!(matches!(&error, Error::Schema { table, .. } if table == "outbox_event"), "{error:?}");
-    assert!(error.to_string().contains("run the migrations first"), "{error}");
+    assert!(error.to_string().contains("call migrate() first"), "{error}");
 
     store.pool().close().await;
     let error = store.claim(&claim_of(1)).await.unwrap_err();

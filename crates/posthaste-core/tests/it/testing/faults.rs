@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use posthaste_core::store::Counts;
-use posthaste_core::testing::{self, Call, Fault, Faulty, Recorder, Wanted};
+use posthaste_core::store::{Claim, Counts, Lease, RelayStore};
+use posthaste_core::testing::{self, Call, Fault, Faulty, Recorder, TestOutbox, Wanted};
 use posthaste_core::{CommitError, MemoryStore};
 
 use super::{event, failure, write};
@@ -71,4 +71,31 @@ async fn a_drain_waits_for_leases_that_are_not_given_back_yet() {
     tx.write(event("e1", "Any")).await.unwrap();
     tx.commit().await.unwrap_err();
     assert_eq!((outbox.in_flight(), outbox.drain_now().await.done), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_answer_is_that_of_a_call_that_happened() {
+    for (fault, happened) in [(Fault::AnswerLost, true), (Fault::ConnectionLost, false), (Fault::Unavailable, false)] {
+        let (store, faults) = Faulty::new(MemoryStore::new());
+        let outbox = TestOutbox::over(store.clone()).await;
+        faults.times(1, Call::Insert, fault.clone());
+        let mut tx = outbox.begin().await.unwrap();
+        let error = tx.write(event("e1", "Any")).await.unwrap_err();
+        assert_eq!(error.to_string(), "event Any (id e1) could not be stored");
+        tx.write(event("e2", "Any")).await.unwrap();
+        tx.commit().await.unwrap();
+        let written = outbox.admin().counts().await.unwrap().new;
+        assert_eq!(written, 1 + u64::from(happened), "{fault:?}");
+
+        faults.times(1, Call::Claim, fault.clone());
+        let claim = |number| Claim {
+            lease: Lease::new("somebody", number),
+            lease_duration: Duration::from_secs(60),
+            limit: 10,
+            skip_recent: Duration::ZERO,
+        };
+        assert!(store.claim(&claim(1)).await.unwrap_err().is_transient());
+        let left = store.claim(&claim(2)).await.unwrap().rows.len();
+        assert_eq!(left, if happened { 0 } else { 1 }, "{fault:?}");
+    }
 }

@@ -48,13 +48,16 @@ async fn the_same_event_type_of_another_aggregate_is_not_taken_for_a_typed_event
 async fn what_is_not_there_is_told_with_what_is() {
     let outbox = testing::writer().await;
     let wanted = || outbox.assert_written::<OrderPlaced>(|order| order.total == 3);
-    assert_eq!(failure(wanted()).await, "OrderPlaced with a payload that fits was not written; the table is empty");
+    assert_eq!(
+        failure(wanted()).await,
+        "OrderPlaced with a payload that fits the condition given was not written; the table is empty"
+    );
 
     let bytes = Event::builder("Scanned").id("e2").aggregate_type("Page").bytes(vec![1, 2, 3]);
     write(&outbox, [order("e1", 42, 4), bytes]).await;
     assert_eq!(
         failure(wanted()).await,
-        "OrderPlaced with a payload that fits was not written; the table holds 2 events:\n  \
+        "OrderPlaced with a payload that fits the condition given was not written; the table holds 2 events:\n  \
          e1 OrderPlaced of Order 42, NEW\n    {\"id\":42,\"total\":4}\n  \
          e2 Scanned of Page, NEW\n    3 bytes of application/octet-stream"
     );
@@ -81,14 +84,16 @@ async fn a_payload_that_does_not_decode_is_told() {
     write(&outbox, [wrong]).await;
     let expected = "the table holds 1 event:\n  e1 OrderPlaced of Order 1, NEW\n    {\"id\":1,\"total\":\"two\"}\n    \
                     cannot be looked at: OrderPlaced version 1 does not decode: total: invalid type: string \"two\", \
-                    expected u32 at line 1 column 21";
+                    expected u32 at line 1 column 21; mend the reader or the payload, then redrive the event";
     assert_eq!(
         failure(outbox.assert_written::<OrderPlaced>(|_| true)).await,
-        format!("OrderPlaced with a payload that fits was not written; {expected}")
+        format!("OrderPlaced with a payload that fits the condition given was not written; {expected}")
     );
     assert_eq!(
         failure(outbox.written::<OrderPlaced>()).await,
-        format!("OrderPlaced with a payload that fits was written, but not all of it decodes; {expected}")
+        format!(
+            "OrderPlaced with a payload that fits the condition given was written, but not all of it decodes; {expected}"
+        )
     );
 }
 

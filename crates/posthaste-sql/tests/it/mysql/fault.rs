@@ -19,7 +19,7 @@ async fn errors_have_kinds() {
     let store = database.empty().await;
     let error = store.claim(&claim_of(1)).await.unwrap_err();
     assert!(matches!(&error, Error::Schema { table, .. } if table == "outbox_event"), "{error:?}");
-    assert!(error.to_string().contains("run the migrations first"), "{error}");
+    assert!(error.to_string().contains("call migrate() first"), "{error}");
 
     store.migrate().await.unwrap();
     execute(&store, "ALTER TABLE outbox_event DROP COLUMN topic").await;

@@ -17,7 +17,7 @@ async fn a_table_that_is_missing_or_another_one_says_what_to_do() {
     let store = database.empty().await;
     let error = store.claim(&claim_of(1)).await.unwrap_err();
     assert!(matches!(&error, Error::Schema { table, .. } if table == "outbox_event"), "{error:?}");
-    assert!(error.to_string().contains("run the migrations first"), "{error}");
+    assert!(error.to_string().contains("call migrate() first"), "{error}");
 
     store.migrate().await.unwrap();
     sql(&store, "ALTER TABLE outbox_event DROP COLUMN topic").await;

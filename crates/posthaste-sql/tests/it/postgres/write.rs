@@ -262,5 +262,5 @@ async fn dead_connections_in_the_pool_are_passed_by() {
     let mut tx = store.pool().begin().await.unwrap();
     sqlx::query("SET TRANSACTION READ ONLY").execute(&mut *tx).await.unwrap();
     let error = outbox.write(&mut tx, event("x")).await.map(drop).unwrap_err();
-    assert!(matches!(error, WriteError::Store(Error::Unavailable(_))), "{error:?}");
+    assert!(matches!(error, WriteError::Store { error: Error::Unavailable(_), .. }), "{error:?}");
 }

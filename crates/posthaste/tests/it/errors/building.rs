@@ -13,7 +13,11 @@ fn event() -> EventBuilder {
 }
 
 pub(super) fn write(book: &mut Book) {
-    let mut add = |call: &str, built: Result<Event, Error>| book.add("event", call, &built.unwrap_err());
+    let mut add = |call: &str, built: Result<Event, Error>| {
+        let error = built.unwrap_err();
+        book.see("event", &format!("{:?}", error.mistake));
+        book.add("error of an event", call, &error);
+    };
 
     add(r#"Event::builder("").json_text("{}").build()"#, Event::builder("").json_text("{}").build());
     add(r#"Event::of_json("OrderPlaced", "{id:1}")"#, Event::of_json("OrderPlaced", "{id:1}"));

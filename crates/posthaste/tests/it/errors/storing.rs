@@ -92,7 +92,8 @@ async fn files(book: &mut Book) {
     store.migrate().await.unwrap();
     let read_only = SqliteStore::connect(&format!("sqlite:{}?mode=ro", file.display())).await.unwrap();
     let reader = Outbox::writer_only(read_only).start().await.unwrap();
-    let error = reader.begin().await.unwrap().write(Event::of_json("OrderPlaced", "{}")).await.unwrap_err();
+    let event = Event::builder("OrderPlaced").id("order-42").json_text("{}");
+    let error = reader.begin().await.unwrap().write(event).await.unwrap_err();
     book.add("write", "Transaction::write, a file that is only read", &error);
 
     // A pool of the user's that does not wait, so that neither does this test.
@@ -129,20 +130,21 @@ async fn writes(book: &mut Book) {
     book.add("write", "Transaction::write, an event that cannot be built", &tx.write(unfinished()).await.unwrap_err());
     let error = tx.write_all([event(), event(), unfinished(), event()]).await.unwrap_err();
     book.add("write", "Transaction::write_all, one of four cannot be built", &error);
-    if let posthaste::WriteError::Event(error) = &error {
-        book.see("event", &format!("{error:?}"));
-    }
     tx.write(event().id("order-42")).await.unwrap();
     let error = tx.write(event().id("order-42")).await.unwrap_err();
     book.add("write", "Transaction::write, an id that is taken", &error);
-    if let posthaste::WriteError::Store(error) = &error {
+    if let posthaste::WriteError::Store { error, .. } = &error {
         book.see("store", &format!("{error:?}"));
     }
+    let error = tx.write_all([event().id("order-43"), event().id("order-42")]).await.unwrap_err();
+    book.add("write", "Transaction::write_all, the id of the second is taken", &error);
     let never_migrated = SqliteStore::connect("sqlite::memory:").await.unwrap();
     let outbox = Outbox::builder(never_migrated).listen_all(|_: Delivery| async {}).start().await.unwrap();
     let mut tx = outbox.begin().await.unwrap();
-    let error = tx.write(event()).await.unwrap_err();
+    let error = tx.write(event().id("order-42")).await.unwrap_err();
     book.add("write", "Transaction::write, a table that was never migrated", &error);
+    let error = tx.write_all([event().id("order-42"), event().id("order-43")]).await.unwrap_err();
+    book.add("write", "Transaction::write_all, a table that was never migrated", &error);
     drop(tx);
     outbox.shutdown_now().await;
 }

@@ -28,10 +28,11 @@ async fn a_plain_table_is_not_taken_for_one_in_partitions() {
     assert_eq!(ids(&claim(&store, 10).await.1), ["kept"], "what is in it is delivered all the same");
 
     let error = plain.maintain_partitions().await.unwrap_err();
-    assert!(matches!(&error, Error::Config { field: "partitioned", .. }), "{error:?}");
+    assert!(matches!(&error, Error::Schema { .. }), "{error:?}");
+    assert!(error.to_string().contains("with PgStore::partitioned"), "{error}");
     let missing = store.with_table("nowhere").unwrap();
     let error = missing.maintain_partitions().await.unwrap_err();
-    assert!(error.to_string().contains("run the migrations first"), "{error}");
+    assert!(error.to_string().contains("call migrate() first"), "{error}");
 }
 
 #[tokio::test]
