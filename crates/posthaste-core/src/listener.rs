@@ -49,7 +49,7 @@ pub use limited::{AtOnce, Limited, Rate};
 pub(crate) use outcome::chain;
 pub use outcome::{Failure, FailureKind, IntoVerdict, Outcome, Verdict};
 pub use spanned::Spanned;
-pub use typed::{Handle, HandleFn, Typed, handler, typed};
+pub use typed::{Handle, HandleFn, Typed, handler, typed, typed_with};
 
 /// Receives events, one at a time.
 ///
