@@ -189,7 +189,7 @@ pub trait Listener: Send + Sync + 'static {
     ///
     /// The span is called `delivery`, is of level INFO, and has the fields `event_id`, `event_type`, `aggregate_type`,
     /// `aggregate_id` (if there is one), `attempt` (the first is 1), `path` (`hot` or `cold`), and at the end `outcome`
-    /// (`done`, `later`, `dead` or `failed`). The payload is not in it.
+    /// (`done`, `later`, `dead` or `failed`; `cut short` if it panicked or its time was over). The payload is not in it.
     ///
     /// ```
     /// use posthaste_core::{Delivery, Listener, MemoryStore, Outbox};
