@@ -182,12 +182,11 @@ async fn a_long_backlog_drains_at_the_full_rate() {
     let mut tx = outbox.begin().await.unwrap();
     tx.write_all((0..3000).map(|_| Event::of_json("Limited", "{}"))).await.unwrap();
     tx.commit().await.unwrap();
-    let begun = Instant::now();
-    for done in 1..30 {
-        until(&store, "the next are done", |counts| counts.done >= done * 100).await;
-    }
-    until(&store, "all are done", |counts| counts.done == 3000).await;
-    assert!(begun.elapsed() >= 29 * 60 * SECOND && begun.elapsed() < 30 * 60 * SECOND, "{:?}", begun.elapsed());
+    sleep((29 * 60 - 1) * SECOND).await;
+    let done = store.counts().await.unwrap().done;
+    assert!((2850..=2900).contains(&done), "{done}");
+    sleep(65 * SECOND).await;
+    assert_eq!(store.counts().await.unwrap().done, 3000);
     assert!(given_back.0.load(Ordering::SeqCst) < 3300, "{given_back:?}");
     outbox.shutdown().await;
 }
@@ -359,8 +358,9 @@ async fn a_blocking_call_keeps_its_place_when_its_time_is_over() {
     let (event, limit) = (delivery(), Duration::from_millis(50));
     tokio::time::timeout(limit, listener.on_event(&event)).await.unwrap_err();
     // The call goes on, so there is no place for another.
-    assert!(matches!(listener.on_event(&event).await.unwrap(), Outcome::RetryAfter(_)));
+    let second = tokio::time::timeout(10 * SECOND, listener.on_event(&event)).await;
     go_on.send(()).unwrap();
+    assert!(matches!(second, Ok(Ok(Outcome::RetryAfter(_)))), "{second:?}");
     go_on.send(()).unwrap();
     while listener.on_event(&event).await.unwrap() != Outcome::Done {}
     assert_eq!(most.load(Ordering::SeqCst), 1);
