@@ -17,7 +17,7 @@ use crate::hook::WriteHook;
 use crate::inflight::{InFlight, Token};
 use crate::interceptor::{AnyInterceptor, Interceptor};
 use crate::keeper::Keeper;
-use crate::listener::{Delivery, Path, blocking};
+use crate::listener::{Delivery, Path, call};
 use crate::metrics::{self, Metrics, NoMetrics};
 use crate::options::{self, Options};
 use crate::poller::{ClaimHandler, Handled};
@@ -272,7 +272,7 @@ impl DispatcherBuilder {
         let tasks = close::Tasks::new(options.shutdown_deadline, closing);
         let blocking = Arc::new(Semaphore::new(options.workers));
         for _ in 0..options.workers {
-            tasks.spawn_worker(blocking::within(Arc::clone(&blocking), worker.clone().run()));
+            tasks.spawn_worker(call::by_worker(Arc::clone(&blocking), worker.clone().run()));
         }
         // The settler ends when the last worker has gone, so nobody else may hold a sender.
         drop(worker);

@@ -24,7 +24,8 @@
 
 mod adapters;
 mod around;
-pub(crate) mod blocking;
+mod blocking;
+pub(crate) mod call;
 mod delivery;
 mod erased;
 mod fan_out;
@@ -49,7 +50,7 @@ pub use limited::{AtOnce, Limited, Rate};
 pub(crate) use outcome::chain;
 pub use outcome::{Failure, FailureKind, IntoVerdict, Outcome, Verdict};
 pub use spanned::Spanned;
-pub use typed::{Handle, HandleFn, Typed, handler, typed};
+pub use typed::{Handle, HandleFn, Typed, handler, typed, typed_with};
 
 /// Receives events, one at a time.
 ///
@@ -140,9 +141,13 @@ pub trait Listener: Send + Sync + 'static {
 
     /// This listener with so many events at once, at most, in this process; 0 counts as 1.
     ///
-    /// An event that finds all places taken waits for one, with its worker, for a second. Then it is given back and comes
-    /// again a second later, which counts as no attempt; so a slow listener does not keep the workers from others. A time limit
-    /// that was given before begins when there is a place; one that is given after covers the wait.
+    /// Of the events that find all places taken one waits, with its worker, for a second at most and not all the time. The others
+    /// are given back and come again one by one, about as fast as places become free, which counts as no attempt. So a backlog
+    /// does not keep the workers from other listeners that are not with this one: give it fewer places than there are workers.
+    /// The wait is no part of a time limit. A [`blocking`] call keeps its place until it ends, also when its time is over.
+    ///
+    /// Together with [`with_rate`](Self::with_rate), write this after it: then who has a turn has a place already, and begins. To
+    /// limit a [`FanOut`], put this around the whole, or those before the limit get the event again each time it is given back.
     ///
     /// ```
     /// use std::time::Duration;
@@ -163,10 +168,14 @@ pub trait Listener: Send + Sync + 'static {
 
     /// This listener with so many events in that time, at most, in this process; 0 counts as 1.
     ///
-    /// In no stretch of that length do more of them begin. An event whose turn comes within a second waits for it, with its
-    /// worker. Others are given back and come again when it is about their turn, which counts as no attempt; so a backlog
-    /// does not keep the workers from other listeners. A time limit that was given before begins with the turn; one that is
-    /// given after covers the wait. Every process has a limit of its own: with three of them, divide by three.
+    /// In no stretch of that length are more of them begun. Of the events that find no turn one waits, with its worker, if the
+    /// turn comes within a second, and not all the time. The others are given back and come again one by one when it is about
+    /// their turn, which counts as no attempt. So a backlog does not keep the workers from other listeners. The wait is no part of
+    /// a time limit. Every process has a limit of its own: with three of them, divide by three.
+    ///
+    /// Together with [`with_concurrency`](Self::with_concurrency), write this before it. The other way round a turn that then
+    /// finds no place is handed back and nothing is lost of it, but an event may wait for its place after its turn has begun. To
+    /// limit a [`FanOut`], put this around the whole, or those before the limit get the event again each time it is given back.
     ///
     /// ```
     /// use std::time::Duration;
@@ -189,7 +198,7 @@ pub trait Listener: Send + Sync + 'static {
     ///
     /// The span is called `delivery`, is of level INFO, and has the fields `event_id`, `event_type`, `aggregate_type`,
     /// `aggregate_id` (if there is one), `attempt` (the first is 1), `path` (`hot` or `cold`), and at the end `outcome`
-    /// (`done`, `later`, `dead` or `failed`). The payload is not in it.
+    /// (`done`, `later`, `dead` or `failed`; `cut short` if it panicked or its time was over). The payload is not in it.
     ///
     /// ```
     /// use posthaste_core::{Delivery, Listener, MemoryStore, Outbox};

@@ -76,7 +76,7 @@ pub trait Metrics: Send + Sync + 'static {
     fn delivered(&self, count: u64) {}
     /// Deliveries failed and will be tried again.
     fn failed(&self, count: u64) {}
-    /// Deliveries were put off by their listener.
+    /// Deliveries were put off by their listener, or by a limit around it.
     fn deferred(&self, count: u64) {}
     /// Events became DEAD.
     fn dead(&self, count: u64) {}
@@ -98,7 +98,7 @@ pub trait Metrics: Send + Sync + 'static {
     fn oldest_lag(&self, lag: Duration) {}
     /// From the commit (hot) or from becoming available (cold) to the start of the listener.
     fn latency(&self, path: Path, latency: Duration) {}
-    /// How long a listener took for one call.
+    /// How long a listener took for one call, without the wait for its turn if it has a limit. Not told when it had no turn.
     fn listener_duration(&self, duration: Duration) {}
     /// How many outcomes one settlement wrote.
     fn settle_batch(&self, size: usize) {}

@@ -161,7 +161,7 @@ impl Registry {
         F: Fn(S, Delivery, T) -> Fut + Send + Sync + 'static,
         Fut: Future<Output: IntoVerdict> + Send + 'static,
     {
-        self.on::<T>(move |event, payload| function(state.clone(), event, payload))
+        self.register_for::<T>(listener::typed_with(state, function))
     }
 
     /// Registers a struct that handles a typed event; see [`OutboxBuilder::handle`](crate::OutboxBuilder::handle).

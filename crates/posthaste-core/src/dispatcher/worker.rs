@@ -14,7 +14,7 @@ use crate::hook::panic_text;
 use crate::inflight::InFlight;
 use crate::interceptor::AnyInterceptor;
 use crate::listener::{
-    AnyListener, Delivery, Failure, FailureKind, Outcome, Verdict, Verdicts, wrong_number_of_verdicts,
+    AnyListener, Delivery, Failure, FailureKind, Outcome, Verdict, Verdicts, call, wrong_number_of_verdicts,
 };
 use crate::metrics::Metrics;
 use crate::queue::Queues;
@@ -187,11 +187,14 @@ impl Worker {
     /// Runs the listener within its time limit; a panic is a failure like any other.
     async fn run_listener(&self, listener: &AnyListener, events: &[Delivery]) -> Verdicts {
         let started_at = tokio::time::Instant::now();
+        let (waited, given_back) = (call::waited(), call::given_back());
         let limit = listener.time_limit().unwrap_or(self.time_limit);
         kill_point!("listener.before");
         let answer = self.contained(Who::Listener, limit, listener.run(events).map(Ok)).await;
         kill_point!("listener.after");
-        self.metrics.listener_duration(started_at.elapsed());
+        if given_back == call::given_back() {
+            self.metrics.listener_duration(started_at.elapsed().saturating_sub(call::waited() - waited));
+        }
         let reason = match answer {
             Ok(verdicts) if verdicts.len() == events.len() => return verdicts,
             Ok(verdicts) => wrong_number_of_verdicts(verdicts.len(), events.len()),
@@ -207,13 +210,13 @@ impl Worker {
         limit: Duration,
         run: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        match tokio::time::timeout(limit, AssertUnwindSafe(run).catch_unwind()).await {
-            Ok(Ok(answer)) => answer.map_err(|failure| match who {
+        match call::within(limit, AssertUnwindSafe(run).catch_unwind()).await {
+            Some(Ok(answer)) => answer.map_err(|failure| match who {
                 Who::Listener => failure,
                 Who::Interceptor(place) => failure.of_interceptor(place),
             }),
-            Ok(Err(panic)) => Err(Failure::retryable(format!("{who} panicked: {}", panic_text(&*panic)))),
-            Err(_) => Err(Failure::retryable(format!(
+            Some(Err(panic)) => Err(Failure::retryable(format!("{who} panicked: {}", panic_text(&*panic)))),
+            None => Err(Failure::retryable(format!(
                 "{who} took longer than its time limit of {limit:?}; give it more with {}",
                 who.limit()
             ))),

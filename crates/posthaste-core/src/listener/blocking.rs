@@ -2,25 +2,13 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Semaphore;
-
-use super::{Delivery, Failure, IntoVerdict, Listener, Verdict};
-
-tokio::task_local! {
-    /// How many more blocking calls the dispatcher may have under way.
-    static PERMITS: Arc<Semaphore>;
-}
-
-/// Runs a worker whose blocking calls share these permits.
-pub(crate) async fn within(permits: Arc<Semaphore>, worker: impl Future<Output = ()>) {
-    PERMITS.scope(permits, worker).await;
-}
+use super::{Delivery, Failure, IntoVerdict, Listener, Verdict, call};
 
 /// Makes a listener of a function that blocks, and runs it off the async threads.
 ///
 /// A blocking call cannot be cancelled: when its time limit is over the event counts as failed and its worker goes on,
 /// while the call itself runs to its end. It still counts as one of the `workers` until then, so calls that hang take up
-/// no more threads than that.
+/// no more threads than that, and keeps its place of [`with_concurrency`](Listener::with_concurrency).
 ///
 /// ```
 /// # extern crate posthaste_core as posthaste;
@@ -48,16 +36,17 @@ where
     R: IntoVerdict,
 {
     async fn on_event(&self, event: &Delivery) -> Verdict {
-        let permit = match PERMITS.try_with(Arc::clone) {
-            Ok(permits) => permits.acquire_owned().await.ok(),
+        let permit = match call::blocking() {
+            Some(permits) => permits.acquire_owned().await.ok(),
             // Not run by a dispatcher.
-            Err(_) => None,
+            None => None,
         };
+        let places = call::places();
         let function = Arc::clone(&self.function);
         let event = event.clone();
         let call = move || {
-            // Goes with the call, however long that takes.
-            let _permit = permit;
+            // They go with the call, however long that takes.
+            let _held = (permit, places);
             function(&event).into_verdict()
         };
         match tokio::task::spawn_blocking(call).await {

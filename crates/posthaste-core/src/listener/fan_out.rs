@@ -1,12 +1,15 @@
 //! Several listeners for one event.
 
-use super::{AnyListener, Delivery, Failure, FailureKind, Listener, Outcome, Verdict, wrong_number_of_verdicts};
+use super::{AnyListener, Delivery, Failure, FailureKind, Listener, Outcome, Verdict, call, wrong_number_of_verdicts};
 
 /// Hands one event to several listeners, in the order in which they were added.
 ///
 /// Done when all are done. The first that is not ends the attempt with its verdict; the next attempt begins with the
 /// first listener again, so each of them must bear repetition. The time limit of each listener counts for its part, and
 /// that of the whole for all; the retry policy is that of the whole. With nobody in it, every event is unroutable.
+///
+/// Put [`with_concurrency`](Listener::with_concurrency) and [`with_rate`](Listener::with_rate) around the whole, not around one
+/// of its listeners: a limit inside gives the event back when there is no turn, and those before it get it again each time.
 ///
 /// ```
 /// # extern crate posthaste_core as posthaste;
@@ -54,13 +57,14 @@ impl Listener for FanOut {
                 "the fan-out has no listeners; add one with FanOut::and, then redrive the event",
             ));
         }
+        let given_back = call::given_back();
         for (place, listener) in (1..).zip(&self.listeners) {
             let run = listener.run(std::slice::from_ref(event));
             let verdicts = match listener.time_limit() {
                 None => run.await,
-                Some(limit) => match tokio::time::timeout(limit, run).await {
-                    Ok(verdicts) => verdicts,
-                    Err(_) => {
+                Some(limit) => match call::within(limit, run).await {
+                    Some(verdicts) => verdicts,
+                    None => {
                         return Err(Failure::retryable(format!(
                             "listener {place} of the fan-out took longer than its time limit of {limit:?}; \
                              give it more with with_time_limit"
@@ -71,6 +75,10 @@ impl Listener for FanOut {
             if verdicts.len() != 1 {
                 let reason = wrong_number_of_verdicts(verdicts.len(), 1);
                 return Err(Failure::retryable(format!("listener {place} of the fan-out: {reason}")));
+            }
+            if place > 1 {
+                // Even if this one's limit has given the event back: others have had it.
+                call::reached(given_back);
             }
             for verdict in verdicts {
                 if !matches!(verdict, Ok(Outcome::Done)) {

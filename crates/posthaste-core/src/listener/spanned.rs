@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tracing::field::Empty;
-use tracing::{Instrument, info_span};
+use tracing::{Instrument, Span, info_span};
 
 use super::{Delivery, Listener, Outcome, Path, Verdict};
 use crate::retry::RetryPolicy;
@@ -36,8 +36,9 @@ impl<L: Listener> Listener for Spanned<L> {
             path,
             outcome = Empty,
         );
-        let verdict = self.inner.on_event(event).instrument(span.clone()).await;
-        span.record("outcome", word(&verdict));
+        let mut recorded = Recorded { span: span.clone(), outcome: "cut short" };
+        let verdict = self.inner.on_event(event).instrument(span).await;
+        recorded.outcome = word(&verdict);
         verdict
     }
 
@@ -47,6 +48,18 @@ impl<L: Listener> Listener for Spanned<L> {
 
     fn retry_policy(&self) -> Option<&RetryPolicy> {
         self.inner.retry_policy()
+    }
+}
+
+/// Records the outcome when it goes, which it also does when the listener panics or its time is over.
+struct Recorded {
+    span: Span,
+    outcome: &'static str,
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        self.span.record("outcome", self.outcome);
     }
 }
 

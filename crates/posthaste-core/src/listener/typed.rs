@@ -130,6 +130,42 @@ pub fn typed<T: TypedEvent>(function: impl HandleFn<T>) -> Typed<T, impl Handle<
     handler::<T>(function)
 }
 
+/// Makes a listener of an async function of typed events, and what it works with: a clone of it is handed to every call.
+/// Otherwise like [`typed`]; where nothing is put around it, [`on_with`](crate::OutboxBuilder::on_with) is shorter.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// use posthaste::listener::{Delivery, Listener, typed_with};
+/// use posthaste::{MemoryStore, Outbox};
+/// # use posthaste::event::{Kind, TypedEvent};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct OrderPlaced { id: u64 }
+/// # impl TypedEvent for OrderPlaced { const KINDS: &'static [Kind] = &[Kind::new("OrderPlaced", 1)]; }
+///
+/// struct Mailer { from: String }
+///
+/// async fn confirm(mailer: Arc<Mailer>, _event: Delivery, order: OrderPlaced) -> std::io::Result<()> {
+///     println!("{} confirms order {}", mailer.from, order.id);
+///     Ok(())
+/// }
+///
+/// let mailer = Arc::new(Mailer { from: "shop".into() });
+/// let listener = typed_with(mailer, confirm).with_time_limit(Duration::from_secs(5)).with_concurrency(2);
+/// let builder = Outbox::builder(MemoryStore::new()).listen_for::<OrderPlaced>(listener);
+/// ```
+pub fn typed_with<S, T, F, Fut>(state: S, function: F) -> Typed<T, impl Handle<T>>
+where
+    S: Clone + Send + Sync + 'static,
+    T: TypedEvent,
+    F: Fn(S, Delivery, T) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output: IntoVerdict> + Send + 'static,
+{
+    typed::<T>(move |event, payload| function(state.clone(), event, payload))
+}
+
 /// Makes a listener of a struct that handles typed events. Otherwise like [`typed`].
 ///
 /// ```
@@ -159,7 +195,7 @@ pub fn handler<T: TypedEvent>(handler: impl Handle<T>) -> Typed<T, impl Handle<T
     Typed { handler, upcasts: T::upcasts() }
 }
 
-/// A listener for typed events. Made by [`typed`] and [`handler`].
+/// A listener for typed events. Made by [`typed`], [`typed_with`] and [`handler`].
 ///
 /// An event that does not decode, or has a version that is not accepted, is DEAD with a reason that names its type and
 /// version, and the field and place at fault or the versions that are accepted.

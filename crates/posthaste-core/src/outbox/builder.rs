@@ -176,6 +176,9 @@ impl<S: Store> OutboxBuilder<S> {
     /// let builder = Outbox::builder(MemoryStore::new())
     ///     .on_with(mailer, |mailer, _event, order: OrderPlaced| async move { mailer.confirm(order).await });
     /// ```
+    ///
+    /// With a time limit, a retry policy or a limit of its own: [`typed_with`](crate::listener::typed_with) and
+    /// [`listen_for`](Self::listen_for).
     pub fn on_with<C, T, F, Fut>(self, state: C, function: F) -> Self
     where
         C: Clone + Send + Sync + 'static,

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use posthaste_core::listener::{AnyListener, Listener, Next, Path, batch};
+use futures_util::FutureExt;
+use posthaste_core::listener::{AnyListener, Listener, Next, Path, batch, blocking};
 use posthaste_core::store::{AdminStore, Record};
-use posthaste_core::{
-    Delivery, Event, Failure, MemoryStore, Metrics, Options, Outbox, Outcome, RetryPolicy, Status, Verdict,
-};
+use posthaste_core::{Delivery, Event, Failure, MemoryStore, Metrics, Options, Outbox, Outcome, RetryPolicy, Verdict};
 use tokio::time::{Instant, sleep};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record as Recorded};
@@ -26,7 +26,7 @@ async fn outbox(store: &MemoryStore, limited: impl Into<AnyListener>, metrics: i
 }
 
 /// Counts events that were given back.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 struct GivenBack(Arc<AtomicU64>);
 
 impl Metrics for GivenBack {
@@ -78,8 +78,7 @@ async fn who_finds_no_place_is_given_back_and_holds_up_nobody() {
     write(&outbox, "Other").await;
     let begun = Instant::now();
     until(&store, "the other is done", |counts| counts.done == 1).await;
-    // Eight before it, three workers, a second each.
-    assert!(begun.elapsed() <= 4 * SECOND, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
     assert!(given_back.0.load(Ordering::SeqCst) >= 6);
     assert!(records(&store, "Limited").await.iter().all(|record| record.state.attempts == 0));
     until(&store, "all are done", |counts| counts.done == 10).await;
@@ -124,16 +123,247 @@ async fn in_no_stretch_of_time_do_more_begin() {
     outbox.shutdown().await;
 }
 
+/// How long it takes until an event is done that comes after many for a limited listener, and until all are.
+async fn behind_a_backlog(backlog: u64, workers: usize, limited: impl Into<AnyListener>) -> (Duration, Duration, u64) {
+    let (store, given_back) = (MemoryStore::new(), GivenBack::default());
+    let (done, mut other_done) = tokio::sync::mpsc::unbounded_channel();
+    let other = move |_: Delivery| std::future::ready(done.send(Instant::now()));
+    let outbox = Outbox::builder(store.clone())
+        .options(Options { workers, ..Options::default() })
+        .listen("*", "Limited", limited)
+        .listen_all(other)
+        .metrics(given_back.clone())
+        .start()
+        .await
+        .unwrap();
+    let begun = Instant::now();
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write_all((0..backlog).map(|_| Event::of_json("Limited", "{}"))).await.unwrap();
+    tx.write(Event::of_json("Other", "{}")).await.unwrap();
+    tx.commit().await.unwrap();
+    let other = other_done.recv().await.unwrap() - begun;
+    until(&store, "all are done", |counts| counts.done == backlog + 1).await;
+    let all = begun.elapsed();
+    assert!(records(&store, "Limited").await.iter().all(|record| record.state.attempts == 0));
+    outbox.shutdown().await;
+    (other, all, given_back.0.load(Ordering::SeqCst))
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_comes_soon_is_waited_for() {
+async fn a_backlog_for_a_rate_holds_up_nobody_and_drains_at_that_rate() {
+    for workers in [1, 4] {
+        for (events, period) in [(10, SECOND), (1, SECOND / 10), (100, 10 * SECOND)] {
+            let (other, all, given_back) =
+                behind_a_backlog(900, workers, (|_: Delivery| async {}).with_rate(events, period)).await;
+            assert!(other < 2 * SECOND, "{workers} workers, {events} in {period:?}: {other:?}");
+            assert!(all >= 80 * SECOND && all < 95 * SECOND, "{workers} workers, {events} in {period:?}: {all:?}");
+            assert!(given_back < 2 * 900, "{workers} workers, {events} in {period:?}: {given_back}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backlog_for_few_places_holds_up_nobody_and_keeps_them_taken() {
+    for (workers, places, takes) in [(2, 1, 200), (4, 1, 200), (4, 3, 600), (16, 2, 400), (4, 1, 20), (4, 1, 2000)] {
+        let takes = Duration::from_millis(takes);
+        let whole = takes * 200 / places;
+        let busy = move |_: Delivery| sleep(takes);
+        let (other, all, given_back) = behind_a_backlog(200, workers, busy.with_concurrency(places as usize)).await;
+        assert!(other < 2 * SECOND, "{workers} workers, {places} at once: {other:?}");
+        assert!(all >= whole && all < whole * 115 / 100, "{workers} workers, {places} at once: {all:?}, not {whole:?}");
+        assert!(given_back < 5 * 200, "{workers} workers, {places} at once: {given_back}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_backlog_drains_at_the_full_rate() {
+    let (store, given_back) = (MemoryStore::new(), GivenBack::default());
+    let outbox = outbox(&store, (|_: Delivery| async {}).with_rate(100, 60 * SECOND), given_back.clone()).await;
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write_all((0..3000).map(|_| Event::of_json("Limited", "{}"))).await.unwrap();
+    tx.commit().await.unwrap();
+    sleep((29 * 60 - 1) * SECOND).await;
+    let done = store.counts().await.unwrap().done;
+    assert!((2850..=2900).contains(&done), "{done}");
+    sleep(65 * SECOND).await;
+    assert_eq!(store.counts().await.unwrap().done, 3000);
+    assert!(given_back.0.load(Ordering::SeqCst) < 3300, "{given_back:?}");
+    outbox.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_event_waits_for_a_turn_that_comes_soon() {
     let (store, given_back) = (MemoryStore::new(), GivenBack::default());
     let outbox = outbox(&store, (|_: Delivery| async {}).with_rate(10, SECOND), given_back.clone()).await;
-    for _ in 0..20 {
+    for _ in 0..11 {
         write(&outbox, "Limited").await;
     }
-    until(&store, "all are done", |counts| counts.done == 20).await;
+    until(&store, "all are done", |counts| counts.done == 11).await;
     assert_eq!(given_back.0.load(Ordering::SeqCst), 0);
     outbox.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_was_not_used_is_handed_back() {
+    let slow = |_: Delivery| sleep(5 * SECOND);
+    let hour = 3600 * SECOND;
+    let orders: [AnyListener; 2] =
+        [slow.with_concurrency(1).with_rate(10, hour).into(), slow.with_rate(10, hour).with_concurrency(1).into()];
+    for listener in orders {
+        let (store, given_back) = (MemoryStore::new(), GivenBack::default());
+        let outbox = outbox(&store, listener, given_back.clone()).await;
+        for _ in 0..11 {
+            write(&outbox, "Limited").await;
+        }
+        let begun = Instant::now();
+        until(&store, "ten are done", |counts| counts.done == 10).await;
+        assert!(begun.elapsed() < 60 * SECOND, "{:?}", begun.elapsed());
+        assert!(given_back.0.load(Ordering::SeqCst) >= 8, "{given_back:?}");
+        // The limit counts those ten.
+        for _ in 0..30 {
+            sleep(60 * SECOND).await;
+        }
+        assert_eq!(store.counts().await.unwrap().done, 10);
+        outbox.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_is_handed_back_when_the_wait_for_the_next_limit_is_cut_short() {
+    let slow = |_: Delivery| sleep(SECOND / 2);
+    let listener = slow.with_concurrency(1).with_rate(2, 3600 * SECOND);
+    let event = delivery();
+    let (first, second) = tokio::join!(listener.on_event(&event), async {
+        tokio::time::timeout(SECOND / 4, listener.on_event(&event)).await
+    });
+    assert_eq!(first.unwrap(), Outcome::Done);
+    assert!(second.is_err(), "it waited for the place of the first");
+    assert_eq!(listener.on_event(&event).await.unwrap(), Outcome::Done);
+    assert!(matches!(listener.on_event(&event).await.unwrap(), Outcome::RetryAfter(_)));
+    // Whoever is dropped while he waits for the rate itself has taken nothing, and leaves the head of the line.
+    let listener = (|_: Delivery| async {}).with_rate(1, SECOND);
+    let begun = Instant::now();
+    assert_eq!(listener.on_event(&event).await.unwrap(), Outcome::Done);
+    tokio::time::timeout(SECOND / 10, listener.on_event(&event)).await.unwrap_err();
+    sleep(SECOND / 10).await;
+    assert_eq!(listener.on_event(&event).await.unwrap(), Outcome::Done);
+    assert_eq!(begun.elapsed(), SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_is_used_up_when_code_around_the_next_limit_goes_on_all_the_same() {
+    let full = (|_: Delivery| async {}).with_rate(1, 3600 * SECOND);
+    full.on_event(&delivery()).await.unwrap();
+    let listener = full.around(|event, next| async move {
+        assert!(matches!(next.run(event).await, Ok(Outcome::RetryAfter(_))));
+    });
+    let listener = listener.with_rate(1, 3600 * SECOND);
+    assert_eq!(listener.on_event(&delivery()).await.unwrap(), Outcome::Done);
+    assert!(matches!(listener.on_event(&delivery()).await.unwrap(), Outcome::RetryAfter(_)));
+    // So it is when the first of several has had the event.
+    let full = (|_: Delivery| async {}).with_rate(1, 3600 * SECOND);
+    full.on_event(&delivery()).await.unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let first = move |_: Delivery| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        std::future::ready(())
+    };
+    let listener = posthaste_core::FanOut::new().and(first).and(full).with_rate(1, 3600 * SECOND);
+    for _ in 0..2 {
+        assert!(matches!(listener.on_event(&delivery()).await.unwrap(), Outcome::RetryAfter(_)));
+    }
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+/// Keeps what is told of the duration of listeners.
+#[derive(Clone, Default)]
+struct Durations(Arc<Mutex<Vec<Duration>>>);
+
+impl Metrics for Durations {
+    fn listener_duration(&self, duration: Duration) {
+        self.0.lock().unwrap().push(duration);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_for_a_turn_counts_for_no_time_limit_and_no_duration() {
+    let takes = Duration::from_millis(400);
+    let busy = move |_: Delivery| sleep(takes);
+    let limit = Duration::from_millis(500);
+    let listeners: [AnyListener; 4] = [
+        busy.with_concurrency(1).into(),
+        busy.with_time_limit(limit).with_concurrency(1).into(),
+        busy.with_concurrency(1).with_time_limit(limit).into(),
+        posthaste_core::FanOut::new().and(busy.with_concurrency(1).with_time_limit(limit)).into(),
+    ];
+    for listener in listeners {
+        let (store, durations) = (MemoryStore::new(), Durations::default());
+        let outbox = Outbox::builder(store.clone())
+            .options(Options { listener_time_limit: limit, retry_attempts: 1, ..Options::default() })
+            .listen_all(listener)
+            .metrics(durations.clone())
+            .start()
+            .await
+            .unwrap();
+        for _ in 0..8 {
+            write(&outbox, "Limited").await;
+        }
+        until(&store, "all have ended", |counts| counts.done + counts.dead == 8).await;
+        assert_eq!(store.counts().await.unwrap().done, 8);
+        assert_eq!(*durations.0.lock().unwrap(), [takes; 8]);
+        outbox.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limited_listener_that_hangs_is_cut_off_when_its_time_is_over() {
+    let hangs = |_: Delivery| std::future::pending::<()>();
+    for listener in
+        [AnyListener::from(hangs.with_rate(1, SECOND)), hangs.with_time_limit(SECOND).with_rate(1, SECOND).into()]
+    {
+        let (store, durations) = (MemoryStore::new(), Durations::default());
+        let outbox = Outbox::builder(store.clone())
+            .options(Options { listener_time_limit: SECOND, retry_attempts: 1, ..Options::default() })
+            .listen_all(listener)
+            .metrics(durations.clone())
+            .start()
+            .await
+            .unwrap();
+        // The second waits for its turn before it hangs.
+        write(&outbox, "Limited").await;
+        write(&outbox, "Limited").await;
+        until(&store, "both are dead", |counts| counts.dead == 2).await;
+        for record in records(&store, "Limited").await {
+            assert!(record.state.last_error.unwrap().contains("longer than its time limit of 1s"));
+        }
+        let durations = durations.0.lock().unwrap().clone();
+        assert!(durations.iter().all(|took| *took >= SECOND && *took < SECOND * 11 / 10), "{durations:?}");
+        outbox.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_blocking_call_keeps_its_place_when_its_time_is_over() {
+    let (go_on, wait) = std::sync::mpsc::channel::<()>();
+    let wait = Mutex::new(wait);
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (running_now, most_of_all) = (running.clone(), most.clone());
+    let listener = blocking(move |_| {
+        most_of_all.fetch_max(running_now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        let _ = wait.lock().unwrap().recv();
+        running_now.fetch_sub(1, Ordering::SeqCst);
+    });
+    let listener = listener.with_concurrency(1);
+    let (event, limit) = (delivery(), Duration::from_millis(50));
+    tokio::time::timeout(limit, listener.on_event(&event)).await.unwrap_err();
+    // The call goes on, so there is no place for another.
+    let second = tokio::time::timeout(10 * SECOND, listener.on_event(&event)).await;
+    go_on.send(()).unwrap();
+    assert!(matches!(second, Ok(Ok(Outcome::RetryAfter(_)))), "{second:?}");
+    go_on.send(()).unwrap();
+    while listener.on_event(&event).await.unwrap() != Outcome::Done {}
+    assert_eq!(most.load(Ordering::SeqCst), 1);
 }
 
 fn delivery() -> Delivery {
@@ -152,29 +382,6 @@ async fn limits_of_nothing_let_one_pass() {
     for _ in 0..10 {
         assert_eq!(listener.on_event(&delivery()).await.unwrap(), Outcome::Done);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_time_limit_begins_with_the_turn() {
-    let store = MemoryStore::new();
-    let busy = |_: Delivery| sleep(Duration::from_millis(400));
-    let listener =
-        busy.with_time_limit(Duration::from_millis(500)).with_retry(RetryPolicy::never()).with_concurrency(1);
-    let outbox = outbox(&store, listener, GivenBack::default()).await;
-    for _ in 0..8 {
-        write(&outbox, "Limited").await;
-    }
-    until(&store, "all have ended", |counts| counts.done + counts.dead == 8).await;
-    assert!(records(&store, "Limited").await.iter().all(|record| record.state.status == Status::Done));
-    outbox.shutdown().await;
-
-    let listener = (|_: Delivery| std::future::pending::<()>()).with_time_limit(SECOND).with_rate(1, SECOND);
-    let begun = Instant::now();
-    let failure = listener.on_event(&delivery()).await.unwrap_err();
-    assert!(failure.text().contains("time limit of 1s"), "{failure}");
-    assert_eq!(begun.elapsed(), SECOND);
-    // The dispatcher cuts off later than that.
-    assert!(listener.time_limit().unwrap() > 2 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]
@@ -304,6 +511,17 @@ async fn a_span_says_which_delivery_it_is() {
     let second = spans.0.lock().unwrap()[1].clone();
     assert_eq!((second["path"].as_str(), second["outcome"].as_str()), ("hot", "done"));
     assert!(!second.contains_key("aggregate_id"));
+
+    let hangs = (|_: Delivery| std::future::pending::<()>()).with_span();
+    tokio::time::timeout(SECOND, hangs.on_event(&delivery())).await.unwrap_err();
+    assert_eq!(spans.0.lock().unwrap()[2]["outcome"], "cut short");
+    async fn panics(_: Delivery) {
+        panic!("no luck")
+    }
+    let event = delivery();
+    let panicked = AssertUnwindSafe(panics.with_span().on_event(&event)).catch_unwind().await;
+    assert!(panicked.is_err());
+    assert_eq!(spans.0.lock().unwrap()[3]["outcome"], "cut short");
 }
 
 #[tokio::test(start_paused = true)]

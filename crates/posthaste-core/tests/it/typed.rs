@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::event::{DecodeError, Error, Kind, Mistake, TypedEvent, Upcasts, VERSION_HEADER};
-use posthaste_core::listener::{FailureKind, Handle, Path, handler, typed};
+use posthaste_core::listener::{FailureKind, Handle, Path, handler, typed, typed_with};
 use posthaste_core::store::{AdminStore, Record, WriteStore};
 use posthaste_core::{
     Delivery, Event, EventBuilder, Failure, Listener, MemoryStore, Outbox, Outcome, Registry, RetryPolicy, Status,
@@ -373,6 +373,30 @@ async fn state_is_handed_to_every_call() {
     }
     ids.sort_unstable();
     assert_eq!(ids, [1, 2, 3]);
+    outbox.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_and_limits_go_together() {
+    let (sender, mut arrived) = unbounded_channel();
+    let listener = typed_with(sender, |sender, event: Delivery, order: PlacedV1| async move {
+        sender.send((order.id, event.attempt(), tokio::time::Instant::now())).unwrap();
+        (event.attempt() > 1).then_some(()).ok_or("not yet")
+    });
+    let second = Duration::from_secs(1);
+    let listener = listener.with_retry(RetryPolicy::fixed([second])).with_rate(1, second).with_concurrency(1);
+    let outbox = Outbox::builder(MemoryStore::new()).listen_for::<PlacedV1>(listener).start().await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write_all((1..=2).map(|id| PlacedV1 { id })).await.unwrap();
+    tx.commit().await.unwrap();
+    let mut calls = Vec::new();
+    for _ in 0..4 {
+        calls.push(arrived.recv().await.unwrap());
+    }
+    assert!(calls.windows(2).all(|two| two[1].2 - two[0].2 >= second), "{calls:?}");
+    let mut attempts: Vec<_> = calls.iter().map(|(id, attempt, _)| (*id, *attempt)).collect();
+    attempts.sort_unstable();
+    assert_eq!(attempts, [(1, 1), (1, 2), (2, 1), (2, 2)]);
     outbox.shutdown().await;
 }
 
