@@ -104,7 +104,7 @@ pub async fn case_44_before_fails<F: Fixture>(fixture: F) {
     meter.until("it failed", |tally| tally.failed == 1).await;
     assert_eq!(calls.take(), ["a before", "b before", "a after failure"]);
     let row = assert_at(outbox.store(), &id, Status::Retry, 1).await;
-    assert_eq!(row.last_error.as_deref(), Some("an interceptor failed"));
+    assert_eq!(row.last_error.as_deref(), Some("interceptor 2: an interceptor failed"));
     outbox.shutdown().await;
 }
 
