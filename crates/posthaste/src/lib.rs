@@ -134,7 +134,7 @@
 //! # #[tokio::main]
 //! # async fn main() -> anyhow::Result<()> {
 //! let week = Some(Duration::from_secs(7 * 24 * 3600));
-//! let options = Options { retention_done: week, ..Options::default() }.with_env("POSTHASTE_", std::env::vars())?;
+//! let options = Options { retention_done: week, ..Options::default() }.with_env("SHOP_OUTBOX_", std::env::vars())?;
 //! let outbox = Outbox::builder(MemoryStore::new()).options(options).listen_all(|_: Delivery| async {}).start().await?;
 //! # outbox.shutdown().await;
 //! # Ok(())
