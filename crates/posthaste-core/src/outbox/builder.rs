@@ -284,7 +284,7 @@ impl<S: Store> OutboxBuilder<S> {
     /// # extern crate posthaste_core as posthaste;
     /// use posthaste::{Delivery, MemoryStore, Options, Outbox};
     ///
-    /// let options = Options { workers: 8, ..Options::default() }.with_env("POSTHASTE_", std::env::vars())?;
+    /// let options = Options { workers: 8, ..Options::default() }.with_env("SHOP_OUTBOX_", std::env::vars())?;
     /// let builder = Outbox::builder(MemoryStore::new()).options(options).listen_all(|_: Delivery| async {});
     /// # Ok::<(), posthaste::options::Error>(())
     /// ```
