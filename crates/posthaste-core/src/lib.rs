@@ -47,7 +47,9 @@ pub use listener::{BatchListener, Delivery, Failure, FanOut, Handle, Listener, O
 pub use memory::MemoryStore;
 pub use metrics::Metrics;
 pub use options::Options;
-pub use outbox::{Outbox, OutboxBuilder, Receipt, Transaction, WriteError};
+pub use outbox::{
+    Current, NoTransaction, Outbox, OutboxBuilder, Receipt, Savepoint, Transaction, TransactionError, WriteError,
+};
 pub use poller::Poller;
 pub use registry::Registry;
 pub use retry::RetryPolicy;

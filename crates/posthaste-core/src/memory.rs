@@ -138,6 +138,17 @@ pub struct MemoryTx(MemoryConnection);
 pub struct MemoryConnection {
     staged: Vec<(NewRow, Timestamp)>,
     ids: HashSet<EventId>,
+    /// For each savepoint how many rows were staged before it.
+    savepoints: Vec<usize>,
+}
+
+impl MemoryConnection {
+    fn undo_savepoint(&mut self) {
+        let before = self.savepoints.pop().unwrap_or_default();
+        for (row, _) in self.staged.drain(before..) {
+            self.ids.remove(row.event.id());
+        }
+    }
 }
 
 impl MemoryTx {
@@ -192,6 +203,29 @@ impl WriteStore for MemoryStore {
     async fn rollback(&self, tx: MemoryTx) -> Result<(), Error> {
         drop(tx);
         Ok(())
+    }
+
+    fn is_nested(&self, connection: &MemoryConnection) -> bool {
+        !connection.savepoints.is_empty()
+    }
+
+    async fn savepoint(&self, connection: &mut MemoryConnection) -> Result<(), Error> {
+        connection.savepoints.push(connection.staged.len());
+        Ok(())
+    }
+
+    async fn release_savepoint(&self, connection: &mut MemoryConnection) -> Result<(), Error> {
+        connection.savepoints.pop();
+        Ok(())
+    }
+
+    async fn undo_savepoint(&self, connection: &mut MemoryConnection) -> Result<(), Error> {
+        connection.undo_savepoint();
+        Ok(())
+    }
+
+    fn abandon_savepoint(&self, connection: &mut MemoryConnection) {
+        connection.undo_savepoint();
     }
 }
 

@@ -1,8 +1,10 @@
 //! The outbox as most programs use it: one object that writes, delivers and shuts down.
 
 mod after;
+mod ambient;
 mod builder;
 mod receipt;
+mod savepoint;
 mod transaction;
 
 use std::fmt;
@@ -22,8 +24,10 @@ use crate::signal::Signals;
 use crate::store::{self, AdminStore, NewRow, Store, WriteStore};
 
 use after::AfterWrite;
+pub use ambient::{Current, NoTransaction, TransactionError};
 pub use builder::{OutboxBuilder, Scenario, StartError};
 pub use receipt::Receipt;
+pub use savepoint::Savepoint;
 pub use transaction::Transaction;
 
 /// A transactional outbox: events written with your business change, delivered at least once after its commit.
@@ -79,6 +83,9 @@ pub enum WriteError {
     /// An event could not be built, and nothing was written.
     #[error(transparent)]
     Event(#[from] event::Error),
+    /// There is no transaction to write them in.
+    #[error(transparent)]
+    NoTransaction(#[from] NoTransaction),
     /// The database did not take them.
     #[error("{events} could not be stored")]
     Store {
@@ -91,8 +98,8 @@ pub enum WriteError {
 }
 
 impl WriteError {
-    /// What a store said to these rows.
-    fn of_store(rows: &[NewRow], error: store::Error) -> Self {
+    /// What a store said to these rows. For adapters, which insert by their own means.
+    pub fn of_store(rows: &[NewRow], error: store::Error) -> Self {
         let named = |row: &NewRow| format!("{} (id {})", row.event.event_type(), row.event.id());
         let blamed = match &error {
             store::Error::DuplicateId { id } => rows.iter().find(|row| row.event.id() == id),
@@ -347,15 +354,18 @@ impl<S: WriteStore> Outbox<S> {
         tx: &mut S::Tx<'_>,
         events: impl IntoIterator<Item = E>,
     ) -> Result<Receipt, WriteError> {
-        let receipt = self.prepare(events)?;
+        let mut receipt = self.prepare(events)?;
+        if self.0.store.is_nested(tx) {
+            receipt = receipt.nested();
+        }
         kill_point!("insert.before");
-        match self.0.store.insert(tx, receipt.rows_of_one()).await {
+        match self.0.store.insert(tx, receipt.rows_to_insert()).await {
             Ok(()) => {
                 kill_point!("insert.after");
                 Ok(receipt)
             }
             Err(error) => {
-                let error = WriteError::of_store(receipt.rows_of_one(), error);
+                let error = WriteError::of_store(receipt.rows_to_insert(), error);
                 receipt.never_written();
                 Err(error)
             }
@@ -363,7 +373,7 @@ impl<S: WriteStore> Outbox<S> {
     }
 
     /// Prepares events for an insert by other means than this outbox's store: hooks have had their say, and places on the
-    /// hot path are reserved. Insert [`Receipt::rows`] in your transaction, then use the receipt as usual.
+    /// hot path are reserved. Insert [`Receipt::rows_to_insert`] in your transaction, then use the receipt as usual.
     ///
     /// # Errors
     /// When an event is not acceptable.

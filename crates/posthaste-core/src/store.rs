@@ -210,6 +210,52 @@ pub trait WriteStore: Send + Sync + 'static {
     /// # Errors
     /// When the database did not say that it has; nothing is committed in any case.
     fn rollback(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Whether what is written on this connection now is inside a savepoint, which may be rolled back while its transaction
+    /// commits. Default: no.
+    fn is_nested(&self, connection: &Self::Connection) -> bool {
+        let _ = connection;
+        false
+    }
+
+    /// Sets a savepoint inside those that there are. Default: refused.
+    ///
+    /// # Errors
+    /// When the database refuses it; what that makes of the transaction depends on the database.
+    ///
+    /// # Cancellation
+    /// Whether it was set is then open; the transaction can only be rolled back.
+    fn savepoint(&self, connection: &mut Self::Connection) -> impl Future<Output = Result<(), Error>> + Send {
+        let _ = connection;
+        std::future::ready(Err(no_savepoints()))
+    }
+
+    /// Ends the innermost savepoint, and keeps what was done in it. Default: refused.
+    ///
+    /// # Errors
+    /// As those of [`savepoint`](Self::savepoint).
+    fn release_savepoint(&self, connection: &mut Self::Connection) -> impl Future<Output = Result<(), Error>> + Send {
+        let _ = connection;
+        std::future::ready(Err(no_savepoints()))
+    }
+
+    /// Ends the innermost savepoint, and undoes what was done in it. Default: refused.
+    ///
+    /// # Errors
+    /// As those of [`savepoint`](Self::savepoint).
+    fn undo_savepoint(&self, connection: &mut Self::Connection) -> impl Future<Output = Result<(), Error>> + Send {
+        let _ = connection;
+        std::future::ready(Err(no_savepoints()))
+    }
+
+    /// Has the innermost savepoint undone before the next statement: its owner is gone and cannot wait. Default: nothing.
+    fn abandon_savepoint(&self, connection: &mut Self::Connection) {
+        let _ = connection;
+    }
+}
+
+fn no_savepoints() -> Error {
+    Error::Refused("this store has no savepoints".into())
 }
 
 /// What a relay needs: to lease rows, to settle them, to keep and give back leases. Object-safe.

@@ -23,6 +23,8 @@ mod admin;
 mod advice;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod dialect;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub mod driver;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod failover;
 #[cfg(feature = "mysql")]

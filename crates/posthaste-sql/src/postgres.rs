@@ -39,7 +39,7 @@ use low_water::LowWater;
 use one_table::OneTable;
 use partition::Partitioned;
 use sql::{
-    CHANNEL, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, INSERT_PLAIN, NOTIFY,
+    CHANNEL, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, INSERT_PLAIN, INSERT_VALUES, NOTIFY,
     SETTLE_AND_DELETE_DONE,
 };
 
@@ -103,6 +103,7 @@ struct Statements {
     slots: Slots<SqlStr>,
     insert_one: SqlStr,
     insert_plain: SqlStr,
+    insert_values: String,
     claim_from_one_table: SqlStr,
     claim_from_partitions: SqlStr,
     settle_and_delete_done: SqlStr,
@@ -116,6 +117,7 @@ impl Statements {
             slots: DIALECT.statements(&table),
             insert_one: DIALECT.statement(INSERT_ONE, &table),
             insert_plain: DIALECT.statement(INSERT_PLAIN, &table),
+            insert_values: DIALECT.fill(INSERT_VALUES, &table),
             claim_from_one_table: DIALECT.statement(CLAIM_FROM_ONE_TABLE, &table),
             claim_from_partitions: DIALECT.statement(CLAIM_FROM_PARTITIONS, &table),
             settle_and_delete_done: DIALECT.statement(SETTLE_AND_DELETE_DONE, &table),

@@ -116,6 +116,26 @@ impl<D: Database> WriteStore for Watched<D> {
     fn rollback(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), Error>> + Send {
         self.inner.rollback(tx)
     }
+
+    fn is_nested(&self, connection: &Self::Connection) -> bool {
+        self.inner.is_nested(connection)
+    }
+
+    async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
+        self.inner.savepoint(connection).await
+    }
+
+    async fn release_savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
+        self.inner.release_savepoint(connection).await
+    }
+
+    async fn undo_savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
+        self.inner.undo_savepoint(connection).await
+    }
+
+    fn abandon_savepoint(&self, connection: &mut Self::Connection) {
+        self.inner.abandon_savepoint(connection);
+    }
 }
 
 impl<D: Database> AdminStore for Watched<D> {

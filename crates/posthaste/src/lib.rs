@@ -185,10 +185,10 @@ pub use posthaste_core::{
 pub mod testing;
 
 pub use posthaste_core::{
-    AggregateType, BatchListener, Closed, CommitError, Delivery, Dispatcher, Event, EventBuilder, EventId, EventType,
-    Failure, FanOut, Handle, Interceptor, IntoEvent, Listener, MemoryStore, Metrics, Options, Outbox, OutboxBuilder,
-    Outcome, Poller, Receipt, Registry, RetryPolicy, Status, Timestamp, Transaction, TypedEvent, Verdict, WriteError,
-    WriteHook,
+    AggregateType, BatchListener, Closed, CommitError, Current, Delivery, Dispatcher, Event, EventBuilder, EventId,
+    EventType, Failure, FanOut, Handle, Interceptor, IntoEvent, Listener, MemoryStore, Metrics, NoTransaction, Options,
+    Outbox, OutboxBuilder, Outcome, Poller, Receipt, Registry, RetryPolicy, Savepoint, Status, Timestamp, Transaction,
+    TransactionError, TypedEvent, Verdict, WriteError, WriteHook,
 };
 
 // The derive beside the type of the same name, as with serde's traits: one import brings both.

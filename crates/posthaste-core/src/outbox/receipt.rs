@@ -46,21 +46,25 @@ pub struct Receipt {
 
 struct Part {
     rows: Vec<NewRow>,
+    /// Whether they were written in a savepoint, of which nobody says how it ended.
+    nested: bool,
     /// Nothing once the end was told.
     after: Option<Arc<AfterWrite>>,
 }
 
 impl Receipt {
     pub(super) fn new(after: Arc<AfterWrite>, rows: Vec<NewRow>) -> Self {
-        Self { parts: vec![Part { rows, after: Some(after) }] }
+        Self { parts: vec![Part { rows, nested: false, after: Some(after) }] }
     }
 
-    /// What is to be inserted, with the leases that go with it. For adapters, which insert by their own means.
+    /// What was written, with the leases that go with it.
     pub fn rows(&self) -> impl Iterator<Item = &NewRow> {
         self.parts.iter().flat_map(|part| &part.rows)
     }
 
-    pub(super) fn rows_of_one(&self) -> &[NewRow] {
+    /// What [`Outbox::prepare`](super::Outbox::prepare) has prepared to be inserted. For adapters, which insert by their own
+    /// means. Of receipts that were joined it is the first one's.
+    pub fn rows_to_insert(&self) -> &[NewRow] {
         self.parts.first().map_or(&[], |part| &part.rows)
     }
 
@@ -69,11 +73,20 @@ impl Receipt {
         self.rows().map(|row| row.event.id().clone()).collect()
     }
 
+    /// The events were written inside a savepoint. It may have been rolled back although the transaction commits, so
+    /// [`dispatch`](Self::dispatch) hands nothing to a listener by itself: it has the poller look at the table, at once.
+    ///
+    /// [`Outbox::write`](super::Outbox::write) says this by itself. For adapters, which insert by their own means.
+    pub fn nested(mut self) -> Self {
+        self.parts.iter_mut().for_each(|part| part.nested = true);
+        self
+    }
+
     /// Joins the receipt of a later write of the same transaction, so that hooks see one transaction.
     pub fn and(mut self, mut later: Self) -> Self {
         for mut part in later.parts.drain(..) {
             let same = |mine: &&mut Part| match (&mine.after, &part.after) {
-                (Some(mine), Some(theirs)) => Arc::ptr_eq(mine, theirs),
+                (Some(mine_after), Some(theirs)) => Arc::ptr_eq(mine_after, theirs) && mine.nested == part.nested,
                 _ => false,
             };
             match self.parts.iter_mut().find(same) {
@@ -108,6 +121,8 @@ impl Receipt {
 
     fn end(&mut self, ending: Ending) {
         for part in &mut self.parts {
+            // Whether these rows are in the table is known only if none is.
+            let ending = if part.nested && ending == Ending::Committed { Ending::Unknown } else { ending };
             if let Some(after) = part.after.take() {
                 after.ended(ending, &part.rows);
             }

@@ -35,12 +35,12 @@ use crate::store::{self, CommitError, NewRow, WriteStore};
 /// # }
 /// ```
 pub struct Transaction<S: WriteStore> {
-    outbox: Outbox<S>,
-    /// Nothing after the end.
-    own: Option<S::OwnTx>,
-    written: Vec<NewRow>,
+    pub(super) outbox: Outbox<S>,
+    /// Nothing after the end, which a savepoint that fails is, too.
+    pub(super) own: Option<S::OwnTx>,
+    pub(super) written: Vec<NewRow>,
     /// Whether all that was written was written by one insert, which went well, and nobody had the connection since.
-    inserted_last: bool,
+    pub(super) inserted_last: bool,
 }
 
 impl<S: WriteStore> Transaction<S> {
@@ -102,7 +102,11 @@ impl<S: WriteStore> Transaction<S> {
         &mut self,
         events: impl IntoIterator<Item = E>,
     ) -> Result<Vec<EventId>, WriteError> {
-        let rows = self.outbox.0.after.prepare(collect(events)?);
+        let rows = collect(events)?;
+        if self.own.is_none() {
+            return Err(WriteError::of_store(&rows, ended()));
+        }
+        let rows = self.outbox.0.after.prepare(rows);
         let mut insert = Insert { after: Arc::clone(&self.outbox.0.after), rows, ended: false };
         kill_point!("insert.before");
         let (inserted_last, first) = (std::mem::replace(&mut self.inserted_last, false), self.written.is_empty());
@@ -155,7 +159,7 @@ impl<S: WriteStore> Transaction<S> {
     /// # Cancellation
     /// Safe: a commit that was begun goes on to its end, and so does what follows it.
     pub async fn commit(mut self) -> Result<(), CommitError> {
-        let own = self.own.take().expect("a transaction ends once");
+        let own = self.own.take().ok_or_else(|| CommitError::NotCommitted(ended()))?;
         let receipt = self.take_receipt();
         let (inner, inserted_last) = (Arc::clone(&self.outbox.0), self.inserted_last);
         let commit = async move {
@@ -179,7 +183,7 @@ impl<S: WriteStore> Transaction<S> {
     /// # Errors
     /// When the database did not confirm it; nothing is committed in any case.
     pub async fn rollback(mut self) -> Result<(), store::Error> {
-        let own = self.own.take().expect("a transaction ends once");
+        let Some(own) = self.own.take() else { return Ok(()) };
         let receipt = self.take_receipt();
         let inner = Arc::clone(&self.outbox.0);
         let rollback = async move {
@@ -193,14 +197,15 @@ impl<S: WriteStore> Transaction<S> {
 
 impl<S: WriteStore> Transaction<S> {
     /// What was written, in an object that tells the outbox how it ended, come what may.
-    fn take_receipt(&mut self) -> Receipt {
+    pub(super) fn take_receipt(&mut self) -> Receipt {
         Receipt::new(Arc::clone(&self.outbox.0.after), std::mem::take(&mut self.written))
     }
 }
 
 impl<S: WriteStore> Drop for Transaction<S> {
     fn drop(&mut self) {
-        if self.own.take().is_some() {
+        self.own = None;
+        if !self.written.is_empty() {
             self.take_receipt().rolled_back();
         }
     }
@@ -216,7 +221,7 @@ impl<S: WriteStore> Deref for Transaction<S> {
     type Target = S::Connection;
 
     fn deref(&self) -> &S::Connection {
-        self.own.as_ref().expect("a transaction ends by value")
+        self.own.as_ref().expect(ENDED)
     }
 }
 
@@ -228,7 +233,14 @@ impl<S: WriteStore> DerefMut for Transaction<S> {
 }
 
 fn connection<T: DerefMut>(own: &mut Option<T>) -> &mut T::Target {
-    own.as_mut().expect("a transaction ends by value")
+    own.as_mut().expect(ENDED)
+}
+
+/// What is said to who goes on with a transaction after that.
+const ENDED: &str = "the transaction has ended, because a savepoint in it failed or was cut off; begin another";
+
+pub(super) fn ended() -> store::Error {
+    store::Error::Refused(ENDED.into())
 }
 
 /// An insert under way: dropped before its answer, its rows may or may not be in the transaction.

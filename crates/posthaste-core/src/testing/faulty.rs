@@ -282,6 +282,26 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
     async fn rollback(&self, tx: S::OwnTx) -> Result<(), Error> {
         self.inner.rollback(tx).await
     }
+
+    fn is_nested(&self, connection: &Self::Connection) -> bool {
+        self.inner.is_nested(connection)
+    }
+
+    async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
+        self.inner.savepoint(connection).await
+    }
+
+    async fn release_savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
+        self.inner.release_savepoint(connection).await
+    }
+
+    async fn undo_savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
+        self.inner.undo_savepoint(connection).await
+    }
+
+    fn abandon_savepoint(&self, connection: &mut Self::Connection) {
+        self.inner.abandon_savepoint(connection);
+    }
 }
 
 impl<S: RelayStore> RelayStore for Faulty<S> {

@@ -115,7 +115,10 @@ pub(super) fn is_missing(error: &sqlx::Error) -> bool {
 }
 
 fn number(error: &dyn DatabaseError) -> u16 {
-    error.try_downcast_ref::<MySqlDatabaseError>().map_or(0, MySqlDatabaseError::number)
+    match error.try_downcast_ref::<MySqlDatabaseError>() {
+        Some(error) => error.number(),
+        None => error.code().and_then(|code| code.parse().ok()).unwrap_or_default(),
+    }
 }
 
 #[cfg(test)]

@@ -1,16 +1,18 @@
 //! Inserting rows.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::time::Duration;
 
 use posthaste_core::event::{Availability, Payload};
 use posthaste_core::store::{Error, Lease, NewRow};
-use posthaste_core::{EventId, Timestamp};
+use posthaste_core::{Event, EventId, Timestamp};
 use sqlx::mysql::{MySql, MySqlArguments, MySqlConnection};
 use sqlx::query::{Query, QueryScalar};
 use sqlx::{Executor, SqlStr};
 
 use super::{MySqlStore, fault};
+use crate::driver::{self, DriverStore, Parameter, Refusal, headers, taken_id};
 use crate::many::{MOST, Many};
 use crate::plain::are_plain;
 
@@ -124,6 +126,68 @@ impl MySqlStore {
     }
 }
 
+impl DriverStore for MySqlStore {
+    fn inserts<'r>(&self, rows: &'r [NewRow]) -> Vec<driver::Insert<'r>> {
+        let cuts = self.cut(Insert::Any, rows, SURELY_ACCEPTED);
+        let insert = |cut: &'r [NewRow]| {
+            let (sql, _) = self.sql.insert.at_most(cut.len());
+            driver::Insert { sql: sql.as_str().to_owned(), parameters: cut.iter().flat_map(values_of).collect() }
+        };
+        cuts.into_iter().map(insert).collect()
+    }
+
+    fn refused(&self, rows: &[NewRow], refusal: Refusal) -> Error {
+        let message = refusal.message.clone();
+        let error = refusal.into_sqlx();
+        if fault::is_duplicate(&error) {
+            return Error::DuplicateId { id: taken_id(rows, |id| message.contains(&format!("'{id}'"))) };
+        }
+        self.fault(error)
+    }
+}
+
+/// What [`bind`] binds, for other drivers.
+fn values_of(row: &NewRow) -> [Parameter<'_>; 15] {
+    let text = |text| Parameter::Text(Some(Cow::Borrowed(text)));
+    let any = |text: Option<_>| Parameter::Text(text.map(Cow::Borrowed));
+    let number = |number| Parameter::Number(Some(number));
+    let event = &row.event;
+    let (available, since_1970) = availability(event);
+    [
+        text(event.id().as_str()),
+        text(event.event_type()),
+        text(event.aggregate_type()),
+        any(event.aggregate_id()),
+        any(event.tenant_id()),
+        any(event.topic()),
+        text(event.content_type()),
+        any(event.payload().as_json()),
+        Parameter::Bytes(payload_bytes(event)),
+        Parameter::Text(headers(event).map(Cow::Owned)),
+        number(moment(event.occurred_at())),
+        number(available),
+        number(since_1970.into()),
+        any(row.lease.as_ref().map(Lease::as_str)),
+        number(row.lease.is_some().into()),
+    ]
+}
+
+fn payload_bytes(event: &Event) -> Option<&[u8]> {
+    match event.payload() {
+        Payload::Bytes(bytes) => Some(bytes),
+        _ => None,
+    }
+}
+
+/// A length of time, and whether it counts from 1970 on or from now on.
+fn availability(event: &Event) -> (i64, bool) {
+    match event.availability() {
+        Availability::Now => (0, false),
+        Availability::At(at) => (moment(at), true),
+        Availability::After(delay) => (length(delay), false),
+    }
+}
+
 /// About how many bytes a row adds to a statement.
 fn bytes(row: &NewRow) -> usize {
     let headers: usize = row.event.headers().iter().map(|(name, value)| name.len() + value.len() + 8).sum();
@@ -164,17 +228,7 @@ impl Insert {
 /// Binds the values of a row, in the order of the columns in the insert.
 fn bind<'q>(query: Query<'q, MySql, MySqlArguments>, row: &'q NewRow) -> Query<'q, MySql, MySqlArguments> {
     let event = &row.event;
-    let headers = (!event.headers().is_empty())
-        .then(|| serde_json::to_string(event.headers()).expect("a map of strings is JSON"));
-    let bytes = match event.payload() {
-        Payload::Bytes(bytes) => Some(&**bytes),
-        _ => None,
-    };
-    let (available, since_1970) = match event.availability() {
-        Availability::Now => (0, false),
-        Availability::At(at) => (moment(at), true),
-        Availability::After(delay) => (length(delay), false),
-    };
+    let (available, since_1970) = availability(event);
     query
         .bind(event.id().as_str())
         .bind(event.event_type())
@@ -184,8 +238,8 @@ fn bind<'q>(query: Query<'q, MySql, MySqlArguments>, row: &'q NewRow) -> Query<'
         .bind(event.topic())
         .bind(event.content_type())
         .bind(event.payload().as_json())
-        .bind(bytes)
-        .bind(headers)
+        .bind(payload_bytes(event))
+        .bind(headers(event))
         .bind(moment(event.occurred_at()))
         .bind(available)
         .bind(since_1970)

@@ -82,6 +82,14 @@ async fn give_up(mut connection: Box<PoolConnection<MySql>>) {
     }
 }
 
+/// Commits, whatever savepoints somebody has begun and forgotten.
+async fn commit(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    while MySqlTransactionManager::get_transaction_depth(connection) > 0 {
+        MySqlTransactionManager::commit(connection).await?;
+    }
+    Ok(())
+}
+
 /// Rolls back, whatever savepoints there are.
 async fn rollback(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
     while MySqlTransactionManager::get_transaction_depth(connection) > 0 {
@@ -127,7 +135,7 @@ impl WriteStore for MySqlStore {
             return Err(CommitError::NotCommitted(Error::Unavailable(reason.into())));
         }
         let commit = finish(&self.tasks, async move {
-            let committed = MySqlTransactionManager::commit(&mut connection).await;
+            let committed = commit(&mut connection).await;
             if committed.is_err() {
                 connection.close_on_drop();
             }
@@ -150,6 +158,26 @@ impl WriteStore for MySqlStore {
             rolled_back
         });
         rolled_back.await.map_err(|error| self.fault(error))
+    }
+
+    fn is_nested(&self, connection: &MySqlConnection) -> bool {
+        MySqlTransactionManager::get_transaction_depth(connection) > 1
+    }
+
+    async fn savepoint(&self, connection: &mut MySqlConnection) -> Result<(), Error> {
+        MySqlTransactionManager::begin(connection, None).await.map_err(|error| self.fault(error))
+    }
+
+    async fn release_savepoint(&self, connection: &mut MySqlConnection) -> Result<(), Error> {
+        MySqlTransactionManager::commit(connection).await.map_err(|error| self.fault(error))
+    }
+
+    async fn undo_savepoint(&self, connection: &mut MySqlConnection) -> Result<(), Error> {
+        MySqlTransactionManager::rollback(connection).await.map_err(|error| self.fault(error))
+    }
+
+    fn abandon_savepoint(&self, connection: &mut MySqlConnection) {
+        MySqlTransactionManager::start_rollback(connection);
     }
 }
 

@@ -7,6 +7,7 @@ use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 use crate::advice::{advised, server};
+use crate::driver::Refusal;
 use crate::table::TableName;
 
 /// The kind of an error.
@@ -70,14 +71,21 @@ pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(DatabaseError::code).is_some_and(|code| code == READ_ONLY)
 }
 
-/// What a refused insert says if it was refused because an id is taken, in the table or in a partition of it.
-pub(super) fn duplicate<'e>(error: &'e sqlx::Error, table: &TableName) -> Option<&'e PgDatabaseError> {
-    let error = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
-    let taken = error.code() == UNIQUE_VIOLATION && error.constraint()?.ends_with("_pkey");
+/// What a refused insert says of it if it was refused because an id is taken, in the table or in a partition of it.
+pub(super) fn duplicate<'e>(error: &'e sqlx::Error, table: &TableName) -> Option<&'e str> {
+    let error = error.as_database_error()?;
+    let taken = error.code()? == UNIQUE_VIOLATION && error.constraint()?.ends_with("_pkey");
     let part = error.table()?.strip_prefix(table.name())?;
     let is_part = |start: &str| !start.is_empty() && start.bytes().all(|digit| digit.is_ascii_digit());
     let ours = part.is_empty() || part == "_default" || part.strip_prefix("_p").is_some_and(is_part);
-    (taken && ours).then_some(error)
+    (taken && ours).then(|| detail(error).unwrap_or_default())
+}
+
+fn detail(error: &dyn DatabaseError) -> Option<&str> {
+    match error.try_downcast_ref::<PgDatabaseError>() {
+        Some(error) => error.detail(),
+        None => error.try_downcast_ref::<Refusal>()?.detail.as_deref(),
+    }
 }
 
 pub(super) const MIGRATE: &str = "call migrate() first";

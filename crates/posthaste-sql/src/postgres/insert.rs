@@ -1,20 +1,25 @@
 //! Inserting rows.
 
-use std::collections::HashSet;
+use std::borrow::Cow;
 
+use posthaste_core::Event;
 use posthaste_core::event::{Availability, Payload};
 use posthaste_core::store::{Error, Lease, NewRow};
-use posthaste_core::{Event, EventId};
 use sqlx::postgres::PgConnection;
 use sqlx::postgres::types::PgInterval;
 
 use super::moment::{Moment, interval};
+use super::sql::{INSERT_VALUES_ROW, PARAMETERS};
 use super::{PgStore, fault};
+use crate::driver::{DriverStore, Insert, Parameter, Refusal, headers, taken_id};
 use crate::plain::are_plain;
 
 /// The most rows, and about the most bytes of payload, in one statement: a message of PostgreSQL has at most 1 GB.
 const MOST_ROWS: usize = 10_000;
 const MOST_BYTES: usize = 64 << 20;
+
+/// The most rows of a statement that names each value: a statement has at most 65,535 parameters.
+const MOST_VALUES: usize = 512;
 
 impl PgStore {
     /// Several statements are all or none as well: the first that is refused ends the transaction.
@@ -24,13 +29,21 @@ impl PgStore {
                 [row] => self.insert_one(connection, row).await,
                 rows => self.insert_many(connection, rows).await,
             };
-            inserted.map_err(|error| match fault::duplicate(&error, self.table()) {
-                Some(taken) => Error::DuplicateId { id: taken_id(part, taken.detail().unwrap_or_default()) },
-                None => self.fault(error),
-            })?;
+            inserted.map_err(|error| self.insert_fault(part, error))?;
             kill_point!("insert.between");
         }
         Ok(())
+    }
+
+    fn insert_fault(&self, rows: &[NewRow], error: sqlx::Error) -> Error {
+        match fault::duplicate(&error, self.table()) {
+            // In any language: `Key (event_id)=(…) already exists.`
+            Some(detail) => {
+                let id = taken_id(rows, |id| detail.contains(&format!("(event_id)=({id})")));
+                Error::DuplicateId { id }
+            }
+            None => self.fault(error),
+        }
     }
 
     async fn insert_one(&self, connection: &mut PgConnection, row: &NewRow) -> Result<(), sqlx::Error> {
@@ -90,6 +103,72 @@ impl PgStore {
     }
 }
 
+impl DriverStore for PgStore {
+    fn inserts<'r>(&self, rows: &'r [NewRow]) -> Vec<Insert<'r>> {
+        let mut inserts = Vec::new();
+        for mut part in parts(rows) {
+            while !part.is_empty() {
+                // Powers of two, so that a driver has few statements to keep prepared.
+                let (now, later) = part.split_at(1 << part.len().min(MOST_VALUES).ilog2());
+                inserts.push(self.insert_values(now));
+                part = later;
+            }
+        }
+        inserts
+    }
+
+    fn refused(&self, rows: &[NewRow], refusal: Refusal) -> Error {
+        self.insert_fault(rows, refusal.into_sqlx())
+    }
+}
+
+impl PgStore {
+    fn insert_values<'r>(&self, rows: &'r [NewRow]) -> Insert<'r> {
+        let mut values = String::new();
+        let mut parameters = Vec::with_capacity(rows.len() * PARAMETERS);
+        for (index, row) in rows.iter().enumerate() {
+            if index > 0 {
+                values.push_str(", ");
+            }
+            // Highest first, since `$1` is the beginning of `$10`.
+            let numbered = (1..=PARAMETERS).rev().fold(INSERT_VALUES_ROW.to_owned(), |row, number| {
+                row.replace(&format!("${number}::"), &format!("${}::", index * PARAMETERS + number))
+            });
+            values.push_str(&numbered);
+            parameters.extend(values_of(row));
+        }
+        Insert { sql: self.sql.insert_values.replace("{rows}", &values), parameters }
+    }
+}
+
+/// What is bound for one row of [`INSERT_VALUES_ROW`].
+fn values_of(row: &NewRow) -> [Parameter<'_>; PARAMETERS] {
+    let text = |text| Parameter::Text(Some(Cow::Borrowed(text)));
+    let any = |text: Option<_>| Parameter::Text(text.map(Cow::Borrowed));
+    let event = &row.event;
+    let (available_at, delay) = match event.availability() {
+        Availability::Now => (None, 0),
+        Availability::At(at) => (Some(at.as_micros()), 0),
+        Availability::After(delay) => (None, i64::try_from(delay.as_micros()).unwrap_or(i64::MAX)),
+    };
+    [
+        text(event.id().as_str()),
+        text(event.event_type()),
+        text(event.aggregate_type()),
+        any(event.aggregate_id()),
+        any(event.tenant_id()),
+        any(event.topic()),
+        text(event.content_type()),
+        any(event.payload().as_json()),
+        Parameter::Bytes(bytes(event)),
+        Parameter::Text(headers(event).map(Cow::Owned)),
+        Parameter::Number(Some(event.occurred_at().as_micros())),
+        Parameter::Number(available_at),
+        Parameter::Number(Some(delay)),
+        any(row.lease.as_ref().map(Lease::as_str)),
+    ]
+}
+
 /// The rows in parts that fit a statement each.
 fn parts(mut rows: &[NewRow]) -> impl Iterator<Item = &[NewRow]> {
     std::iter::from_fn(move || {
@@ -113,10 +192,6 @@ fn bytes(event: &Event) -> Option<&[u8]> {
     }
 }
 
-fn headers(event: &Event) -> Option<String> {
-    (!event.headers().is_empty()).then(|| serde_json::to_string(event.headers()).expect("a map of strings is JSON"))
-}
-
 /// A moment, or how long after the insert.
 fn availability(event: &Event) -> (Option<Moment>, PgInterval) {
     match event.availability() {
@@ -124,16 +199,6 @@ fn availability(event: &Event) -> (Option<Moment>, PgInterval) {
         Availability::At(at) => (Some(Moment(at)), PgInterval::default()),
         Availability::After(delay) => (None, interval(delay)),
     }
-}
-
-/// Which id was taken, by what PostgreSQL says of it: `Key (event_id)=(…) already exists.`, in any language.
-fn taken_id(rows: &[NewRow], detail: &str) -> EventId {
-    let ids = || rows.iter().map(|row| row.event.id());
-    let named = ids().find(|id| detail.contains(&format!("(event_id)=({id})")));
-    let mut seen = HashSet::new();
-    let twice = || ids().find(|id| !seen.insert(*id));
-    // A server may be told to keep details to itself; then one of them is to blame.
-    named.or_else(twice).or_else(|| ids().next()).cloned().expect("nothing is refused without rows")
 }
 
 #[cfg(test)]
@@ -155,11 +220,20 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_id_is_found_in_what_the_server_says() {
-        let row = |id: &str| NewRow::new(Event::builder("T").id(id).json_text("1").build().unwrap());
-        let rows = [row("a"), row("b)("), row("c"), row("c")];
-        assert_eq!(taken_id(&rows, "Key (event_id)=(b)() already exists."), "b)(");
-        assert_eq!(taken_id(&rows, ""), "c");
-        assert_eq!(taken_id(&rows[..2], ""), "a");
+    fn parameters_are_numbered_through_all_rows() {
+        let pool = sqlx::PgPool::connect_lazy("postgres://nobody@localhost/nowhere");
+        let store = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap()
+            .block_on(async { PgStore::new(pool.unwrap()) });
+        let rows = rows(&[1; 7]);
+        let inserts = store.inserts(&rows);
+        let sizes: Vec<_> = inserts.iter().map(|insert| insert.parameters.len() / PARAMETERS).collect();
+        assert_eq!(sizes, [4, 2, 1]);
+        for insert in &inserts {
+            let last = insert.parameters.len();
+            assert!((1..=last).all(|number| insert.sql.contains(&format!("${number}::"))), "{}", insert.sql);
+            assert!(!insert.sql.contains(&format!("${}::", last + 1)), "{}", insert.sql);
+        }
     }
 }

@@ -337,6 +337,25 @@ pub(super) const INSERT_ONE: &str = concat!(
      coalesce($12, statement_timestamp() + $13), $14, CASE WHEN $14 IS NOT NULL THEN statement_timestamp() END)"
 );
 
+/// Rows for drivers that bind texts, bytes and numbers, and nothing else. Says whether it happened in a savepoint: the rows of a
+/// savepoint are of another transaction than the one around it.
+pub(super) const INSERT_VALUES: &str = concat!(
+    "WITH written AS (",
+    insert_into!(),
+    "VALUES {rows} RETURNING xmin) \
+     SELECT coalesce(bool_or(xmin::text::bigint <> (txid_current() & 4294967295)), false) AS nested FROM written"
+);
+
+/// How many parameters one of them has.
+pub(super) const PARAMETERS: usize = 14;
+
+/// One of them. Moments and lengths of time are microseconds.
+pub(super) const INSERT_VALUES_ROW: &str = "($1::text, $2::text, $3::text, $4::text, $5::text, $6::text, $7::text, $8::text, \
+     $9::bytea, $10::text, TIMESTAMPTZ 'epoch' + $11::bigint * INTERVAL '1 microsecond', statement_timestamp(), \
+     coalesce(TIMESTAMPTZ 'epoch' + $12::bigint * INTERVAL '1 microsecond', \
+     statement_timestamp() + $13::bigint * INTERVAL '1 microsecond'), $14::text, \
+     CASE WHEN $14::text IS NOT NULL THEN statement_timestamp() END)";
+
 /// Begins a transaction that changes the schema. Under a stricter isolation, which may be the default of a session, what is
 /// read after a lock would be as old as the transaction.
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";

@@ -70,4 +70,24 @@ impl WriteStore for PgStore {
     async fn rollback(&self, tx: Transaction<'static, Postgres>) -> Result<(), Error> {
         tx.rollback().await.map_err(|error| self.fault(error))
     }
+
+    fn is_nested(&self, connection: &PgConnection) -> bool {
+        PgTransactionManager::get_transaction_depth(connection) > 1
+    }
+
+    async fn savepoint(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        PgTransactionManager::begin(connection, None).await.map_err(|error| self.fault(error))
+    }
+
+    async fn release_savepoint(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        PgTransactionManager::commit(connection).await.map_err(|error| self.fault(error))
+    }
+
+    async fn undo_savepoint(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        PgTransactionManager::rollback(connection).await.map_err(|error| self.fault(error))
+    }
+
+    fn abandon_savepoint(&self, connection: &mut PgConnection) {
+        PgTransactionManager::start_rollback(connection);
+    }
 }

@@ -1,15 +1,17 @@
 //! Inserting rows.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use posthaste_core::event::{Availability, Payload};
 use posthaste_core::store::{Error, Lease, NewRow};
-use posthaste_core::{EventId, Timestamp};
+use posthaste_core::{Event, EventId, Timestamp};
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection};
 use sqlx::{Connection, SqlStr};
 
 use super::{SqliteStore, fault};
+use crate::driver::{self, DriverStore, Parameter, Refusal, headers, taken_id};
 use crate::many::Many;
 use crate::plain::are_plain;
 
@@ -82,6 +84,69 @@ impl SqliteStore {
     }
 }
 
+impl DriverStore for SqliteStore {
+    fn inserts<'r>(&self, mut rows: &'r [NewRow]) -> Vec<driver::Insert<'r>> {
+        let now = self.now();
+        let mut inserts = Vec::new();
+        while !rows.is_empty() {
+            let (sql, size) = self.sql.insert.at_most(rows.len());
+            let (cut, rest) = rows.split_at(size);
+            let parameters = cut.iter().flat_map(|row| values_of(row, now)).collect();
+            inserts.push(driver::Insert { sql: sql.as_str().to_owned(), parameters });
+            rows = rest;
+        }
+        inserts
+    }
+
+    fn refused(&self, rows: &[NewRow], refusal: Refusal) -> Error {
+        let error = refusal.into_sqlx();
+        if fault::is_duplicate(&error) {
+            return Error::DuplicateId { id: taken_id(rows, |_| false) };
+        }
+        self.fault(error)
+    }
+}
+
+/// What [`bind`] binds, for other drivers.
+fn values_of(row: &NewRow, now: Timestamp) -> [Parameter<'_>; 15] {
+    let text = |text| Parameter::Text(Some(Cow::Borrowed(text)));
+    let any = |text: Option<_>| Parameter::Text(text.map(Cow::Borrowed));
+    let moment = |at: Timestamp| Parameter::Number(Some(at.as_micros()));
+    let event = &row.event;
+    [
+        text(event.id().as_str()),
+        text(event.event_type()),
+        text(event.aggregate_type()),
+        any(event.aggregate_id()),
+        any(event.tenant_id()),
+        any(event.topic()),
+        text(event.content_type()),
+        any(event.payload().as_json()),
+        Parameter::Bytes(payload_bytes(event)),
+        Parameter::Text(headers(event).map(Cow::Owned)),
+        moment(event.occurred_at()),
+        moment(now),
+        moment(available_at(event, now)),
+        any(row.lease.as_ref().map(Lease::as_str)),
+        Parameter::Number(row.lease.as_ref().map(|_| now.as_micros())),
+    ]
+}
+
+fn payload_bytes(event: &Event) -> Option<&[u8]> {
+    match event.payload() {
+        Payload::Bytes(bytes) => Some(bytes),
+        _ => None,
+    }
+}
+
+fn available_at(event: &Event, now: Timestamp) -> Timestamp {
+    match event.availability() {
+        Availability::Now => now,
+        Availability::At(at) => at,
+        Availability::After(delay) => now + delay,
+    }
+}
+
 /// Which columns an insert names.
 #[derive(Clone, Copy)]
 enum Insert {
@@ -121,17 +186,6 @@ fn bind<'q>(
     now: Timestamp,
 ) -> Query<'q, Sqlite, SqliteArguments> {
     let event = &row.event;
-    let headers = (!event.headers().is_empty())
-        .then(|| serde_json::to_string(event.headers()).expect("a map of strings is JSON"));
-    let bytes = match event.payload() {
-        Payload::Bytes(bytes) => Some(&**bytes),
-        _ => None,
-    };
-    let available_at = match event.availability() {
-        Availability::Now => now,
-        Availability::At(at) => at,
-        Availability::After(delay) => now + delay,
-    };
     query
         .bind(event.id().as_str())
         .bind(event.event_type())
@@ -141,11 +195,11 @@ fn bind<'q>(
         .bind(event.topic())
         .bind(event.content_type())
         .bind(event.payload().as_json())
-        .bind(bytes)
-        .bind(headers)
+        .bind(payload_bytes(event))
+        .bind(headers(event))
         .bind(event.occurred_at().as_micros())
         .bind(now.as_micros())
-        .bind(available_at.as_micros())
+        .bind(available_at(event, now).as_micros())
         .bind(row.lease.as_ref().map(Lease::as_str))
         .bind(row.lease.as_ref().map(|_| now.as_micros()))
 }

@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
-use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool, SqliteTransactionManager};
 use sqlx::{Connection, SqlSafeStr, Transaction};
+use sqlx_core::transaction::TransactionManager;
 
 use super::gate::Turn;
 use super::{SqliteStore, fault};
@@ -61,7 +62,12 @@ impl WriteStore for SqliteStore {
     }
 
     async fn commit(&self, tx: SqliteTx) -> Result<(), CommitError> {
-        let SqliteTx { inner, _turn } = tx;
+        let SqliteTx { mut inner, _turn } = tx;
+        // Somebody may have begun a savepoint and forgotten it: sqlx would end that one, and nothing else.
+        while SqliteTransactionManager::get_transaction_depth(&inner) > 1 {
+            let released = SqliteTransactionManager::commit(&mut inner).await;
+            released.map_err(|error| CommitError::NotCommitted(self.fault(error)))?;
+        }
         // A transaction that could not be committed is rolled back when sqlx drops it.
         inner.commit().await.map_err(|error| fault::classify_commit(error, self.table()))
     }
@@ -69,6 +75,26 @@ impl WriteStore for SqliteStore {
     async fn rollback(&self, tx: SqliteTx) -> Result<(), Error> {
         let SqliteTx { inner, _turn } = tx;
         inner.rollback().await.map_err(|error| self.fault(error))
+    }
+
+    fn is_nested(&self, connection: &SqliteConnection) -> bool {
+        SqliteTransactionManager::get_transaction_depth(connection) > 1
+    }
+
+    async fn savepoint(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        SqliteTransactionManager::begin(connection, None).await.map_err(|error| self.fault(error))
+    }
+
+    async fn release_savepoint(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        SqliteTransactionManager::commit(connection).await.map_err(|error| self.fault(error))
+    }
+
+    async fn undo_savepoint(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        SqliteTransactionManager::rollback(connection).await.map_err(|error| self.fault(error))
+    }
+
+    fn abandon_savepoint(&self, connection: &mut SqliteConnection) {
+        SqliteTransactionManager::start_rollback(connection);
     }
 }
 

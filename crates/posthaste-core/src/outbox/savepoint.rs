@@ -1,0 +1,157 @@
+//! A part of a transaction that can be undone alone.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use super::Transaction;
+use super::transaction::ended;
+use crate::hook::Ending;
+use crate::store::{self, WriteStore};
+
+/// A part of a [`Transaction`] that can be undone alone: its statements and its events, together.
+///
+/// It is used as the transaction is, and may have savepoints of its own. Dropping it undoes it. What it keeps is delivered when
+/// the transaction around it commits, and not before.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use posthaste::{Delivery, Event, MemoryStore, Outbox};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+/// let mut tx = outbox.begin().await?;
+/// tx.write(Event::of_json("OrderPlaced", "{}")).await?;
+///
+/// let mut attempt = tx.savepoint().await?;
+/// attempt.write(Event::of_json("CouponRedeemed", "{}")).await?;
+/// attempt.rollback().await?; // the coupon has run out; `commit` would keep it
+///
+/// tx.commit().await?;
+/// outbox.shutdown().await;
+/// assert_eq!(outbox.admin().counts().await?.done, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "dropped, it is undone"]
+pub struct Savepoint<'t, S: WriteStore> {
+    tx: &'t mut Transaction<S>,
+    mark: Mark,
+    ended: bool,
+}
+
+/// A savepoint by how many events were written before it.
+#[derive(Clone, Copy)]
+pub(super) struct Mark(usize);
+
+impl<S: WriteStore> Transaction<S> {
+    /// Sets a savepoint: what is done from here on can be undone without the rest.
+    ///
+    /// # Errors
+    /// When the database refuses it, or has lost the connection. The transaction has then ended, rolled back.
+    ///
+    /// # Cancellation
+    /// The transaction has then ended, rolled back. What is still tried in it is refused.
+    pub async fn savepoint(&mut self) -> Result<Savepoint<'_, S>, store::Error> {
+        let mark = self.set_savepoint().await?;
+        Ok(Savepoint { tx: self, mark, ended: false })
+    }
+
+    pub(super) async fn set_savepoint(&mut self) -> Result<Mark, store::Error> {
+        self.inserted_last = false;
+        let mark = Mark(self.written.len());
+        // sqlx rolls the whole transaction back when this fails or is dropped, and further statements would be on their own.
+        let mut own = self.own.take().ok_or_else(ended)?;
+        let set = self.outbox.0.store.savepoint(&mut own).await;
+        match set {
+            Ok(()) => {
+                self.own = Some(own);
+                Ok(mark)
+            }
+            Err(error) => {
+                drop(own);
+                self.take_receipt().rolled_back();
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) async fn release_savepoint(&mut self) -> Result<(), store::Error> {
+        self.inserted_last = false;
+        let own = self.own.as_mut().ok_or_else(ended)?;
+        self.outbox.0.store.release_savepoint(own).await
+    }
+
+    pub(super) async fn undo_savepoint(&mut self, mark: Mark) -> Result<(), store::Error> {
+        let own = self.own.as_mut().ok_or_else(ended)?;
+        self.outbox.0.store.undo_savepoint(own).await?;
+        self.forget_since(mark);
+        Ok(())
+    }
+
+    /// Has the savepoint undone before the next statement.
+    pub(super) fn abandon_savepoint(&mut self, mark: Mark) {
+        if let Some(own) = &mut self.own {
+            self.outbox.0.store.abandon_savepoint(own);
+        }
+        self.forget_since(mark);
+    }
+
+    fn forget_since(&mut self, mark: Mark) {
+        self.inserted_last = false;
+        let undone = self.written.split_off(mark.0.min(self.written.len()));
+        self.outbox.0.after.ended(Ending::RolledBack, &undone);
+    }
+}
+
+impl<S: WriteStore> Savepoint<'_, S> {
+    /// Keeps what was done in it, as a part of the transaction around it.
+    ///
+    /// # Errors
+    /// When the database refuses it; then it is undone.
+    pub async fn commit(mut self) -> Result<(), store::Error> {
+        self.tx.release_savepoint().await?;
+        self.ended = true;
+        Ok(())
+    }
+
+    /// Undoes what was done in it. The transaction around it goes on.
+    ///
+    /// # Errors
+    /// When the database did not confirm it; roll back the transaction then.
+    pub async fn rollback(mut self) -> Result<(), store::Error> {
+        self.tx.undo_savepoint(self.mark).await?;
+        self.ended = true;
+        Ok(())
+    }
+}
+
+impl<S: WriteStore> Drop for Savepoint<'_, S> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.tx.abandon_savepoint(self.mark);
+        }
+    }
+}
+
+impl<S: WriteStore> Deref for Savepoint<'_, S> {
+    type Target = Transaction<S>;
+
+    fn deref(&self) -> &Transaction<S> {
+        self.tx
+    }
+}
+
+impl<S: WriteStore> DerefMut for Savepoint<'_, S> {
+    fn deref_mut(&mut self) -> &mut Transaction<S> {
+        self.tx
+    }
+}
+
+impl<S: WriteStore> fmt::Debug for Savepoint<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Savepoint")
+            .field("written", &self.tx.written.len().saturating_sub(self.mark.0))
+            .finish_non_exhaustive()
+    }
+}
