@@ -23,9 +23,13 @@ mod wait;
 
 // Part B.
 #[doc(hidden)]
+pub mod ambient;
+#[doc(hidden)]
 pub mod cancel;
 #[doc(hidden)]
 pub mod hook;
+#[doc(hidden)]
+pub mod savepoint;
 pub mod writer;
 
 // Part C.
@@ -110,6 +114,20 @@ macro_rules! store_tests {
                 case_19_commit_goes_on,
                 case_19_begin_goes_on,
                 case_19_cut_write,
+            }
+            savepoint {
+                case_79_undone,
+                case_79_kept,
+                case_79_of_somebody_else,
+                case_79_cut_off,
+                case_79_cut_anywhere,
+            }
+            ambient {
+                case_80_refused_outside,
+                case_80_commits,
+                case_80_rolls_back,
+                case_80_one_inside_another,
+                case_80_cut_anywhere,
             }
             insert {
                 case_20_fields_round_trip,
