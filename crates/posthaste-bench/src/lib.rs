@@ -34,7 +34,7 @@ use subject::mariadb::MariaDb;
 use subject::postgres::Postgres;
 use subject::sqlite::Sqlite;
 use workload::growth::Reach;
-use workload::{cost, dispatcher, drain, growth, latency, write};
+use workload::{cost, dispatcher, drain, growth, latency, options, write};
 
 /// The command line.
 #[derive(clap::Args)]
@@ -69,7 +69,7 @@ struct Plan {
     #[arg(long, conflicts_with = "database")]
     url: Option<String>,
 
-    /// What to measure; everything but growth, if nothing is named.
+    /// What to measure; everything but growth and options, if nothing is named.
     #[arg(long, value_enum, value_delimiter = ',')]
     workload: Vec<Workload>,
 
@@ -144,6 +144,8 @@ enum Workload {
     X,
     /// How costs grow with the table, the backlog, the payload, workers and relays, and with time.
     Growth,
+    /// What the options do to the speed, each value beside the default.
+    Options,
 }
 
 /// Does what the command line says. `program` is how this very command is started, without its arguments.
@@ -251,7 +253,7 @@ impl Run {
 
     fn wants(&self, workload: Workload) -> bool {
         match self.workloads.is_empty() {
-            true => workload != Workload::Growth,
+            true => !matches!(workload, Workload::Growth | Workload::Options),
             false => self.workloads.contains(&workload),
         }
     }
@@ -286,6 +288,9 @@ impl Run {
         if self.wants(Workload::Growth) {
             let reach = if self.quick { Reach::QUICK } else { Reach::FULL };
             self.grown.extend(growth::run(&mut self.bench, subject, reach).await?);
+        }
+        if self.wants(Workload::Options) {
+            options::run(&mut self.bench, subject).await?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ pub(crate) mod dispatcher;
 pub(crate) mod drain;
 pub(crate) mod growth;
 pub(crate) mod latency;
+pub(crate) mod options;
 pub(crate) mod write;
 
 use std::sync::Arc;

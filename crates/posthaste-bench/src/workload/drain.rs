@@ -98,7 +98,17 @@ pub(crate) async fn drain_filled<S: Subject>(
     filling: Filling,
     relays: Relays,
 ) -> anyhow::Result<f64> {
-    let mut options = Options::default();
+    drain_filled_with(subject, store, filling, relays, Options::default()).await
+}
+
+/// The same with options.
+pub(crate) async fn drain_filled_with<S: Subject>(
+    subject: &S,
+    store: &S::Store,
+    filling: Filling,
+    relays: Relays,
+    mut options: Options,
+) -> anyhow::Result<f64> {
     if let Some(workers) = relays.workers {
         options.workers = workers;
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use posthaste_core::Outbox;
+use posthaste_core::{Options, Outbox};
 
 use super::Counter;
 use crate::bench::Bench;
@@ -114,9 +114,14 @@ async fn by_outbox<S: Subject>(subject: &S, writing: Duration, events: usize) ->
 
 /// Until the last row is DONE.
 async fn hot<S: Subject>(subject: &S, writing: Duration) -> anyhow::Result<f64> {
+    hot_with(subject, writing, Options::default()).await
+}
+
+/// The same with options.
+pub(crate) async fn hot_with<S: Subject>(subject: &S, writing: Duration, options: Options) -> anyhow::Result<f64> {
     let store = subject.fresh().await?;
     let (_, listener) = Counter::listener(usize::MAX);
-    let outbox = Outbox::builder(store.clone()).listen_all(listener).start().await?;
+    let outbox = Outbox::builder(store.clone()).options(options).listen_all(listener).start().await?;
     let (written, started_at) = (AtomicUsize::new(0), Instant::now());
     writes(writing, async |number| {
         write_ours::<S>(&outbox, number, 1).await?;
