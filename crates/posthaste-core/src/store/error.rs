@@ -42,8 +42,8 @@ pub enum Error {
         /// Why not, and what would be.
         reason: String,
     },
-    /// The database refused a statement.
-    #[error("the database refused the statement")]
+    /// The database refused a statement, or a connection.
+    #[error("the database refused it")]
     Refused(#[source] Source),
     /// The store panicked, with this message.
     #[error("the store panicked: {0}; report it to whoever wrote the store")]

@@ -130,6 +130,7 @@ fn kind(code: &str) -> Kind {
 fn with_advice(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
     advised(error, |database| match &*database.code().unwrap_or_default() {
         READ_ONLY => Some(server::READ_ONLY),
+        "25P02" => Some("a statement failed in this transaction before; roll it back, and do it again without that"),
         "28000" | "28P01" => Some(server::NOT_LET_IN),
         "3D000" => Some("create the database first"),
         "42501" => Some(server::GRANT),
