@@ -1,0 +1,37 @@
+//! Where events go: to standard output, one JSON document a line.
+
+use std::io::Write;
+use std::time::Duration;
+
+use posthaste::{Delivery, Failure, Listener, Outcome, RetryPolicy, Verdict};
+use serde_json::{Value, json};
+
+/// Prints events. To see what happens when nobody takes them, name a topic that is down.
+pub(crate) struct Publisher {
+    down: Option<String>,
+}
+
+impl Publisher {
+    /// Tries each event five times, with 100, 200, 400 and 800 ms in between, more or less.
+    pub(crate) fn new(down: Option<String>) -> impl Listener {
+        let retry = RetryPolicy::exponential(Duration::from_millis(100), Duration::from_millis(1600)).max_attempts(5);
+        Self { down }.with_retry(retry)
+    }
+
+    fn publish(&self, event: &Delivery) -> Result<(), Failure> {
+        let topic = format!("{}.events", event.aggregate_type().to_lowercase());
+        if self.down.as_ref() == Some(&topic) {
+            return Err(Failure::retryable(format!("no broker takes {topic}")));
+        }
+        let value: Value = serde_json::from_str(event.payload().as_json().unwrap_or("null"))?;
+        let record = json!({ "topic": topic, "key": event.aggregate_id(), "value": value });
+        writeln!(std::io::stdout().lock(), "{record}")?;
+        Ok(())
+    }
+}
+
+impl Listener for Publisher {
+    async fn on_event(&self, event: &Delivery) -> Verdict {
+        self.publish(event).map(|()| Outcome::Done)
+    }
+}
