@@ -58,15 +58,17 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, peers: &Peer
 /// Who drains.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Relays {
-    /// How many, each with a pool of its own; or by hand, each with a connection.
+    /// How many, each with a pool of its own.
     pub(crate) count: usize,
+    /// How many loops by hand, each with a connection, there are for one of them.
+    pub(crate) loops_for_each: usize,
     pub(crate) workers: Option<usize>,
     pub(crate) deleting: bool,
 }
 
 impl Default for Relays {
     fn default() -> Self {
-        Self { count: 1, workers: None, deleting: false }
+        Self { count: 1, loops_for_each: 1, workers: None, deleting: false }
     }
 }
 
@@ -75,7 +77,7 @@ pub(crate) async fn by_hand<S: Subject>(subject: &S, filling: Filling, relays: R
     let store = subject.fresh().await?;
     fill::<S>(&store, filling).await?;
     let started_at = Instant::now();
-    let loops = (0..relays.count).map(|_| S::drain_by_hand(&store, relays.deleting));
+    let loops = (0..relays.count * relays.loops_for_each).map(|_| S::drain_by_hand(&store, relays.deleting));
     futures_util::future::try_join_all(loops).await?;
     let took = started_at.elapsed();
     check_drained(&store, filling, relays.deleting).await?;

@@ -38,7 +38,8 @@ impl PgStore {
         // In a table with partitions, old rows go with their partitions.
         let mark = if self.partitioned.is_none() { self.low_water.mark() } else { None };
         let mut taken = self.take(connection, claim, since.or(mark)).await?;
-        self.low_water.claimed(mark, taken.rows.iter().map(|row| row.available_at.0).min());
+        let last = taken.rows.iter().map(|row| row.available_at.0).max();
+        self.low_water.claimed(mark, sent_at.elapsed(), taken.rows.len(), last);
         if since.is_some() && taken.rows.len() < claim.limit {
             // There may be more in older partitions. If they cannot be asked, what was taken counts all the same.
             let rest = Claim { limit: claim.limit - taken.rows.len(), ..claim.clone() };

@@ -6,33 +6,34 @@ use std::time::Duration;
 use posthaste_core::Timestamp;
 use tokio::time::Instant;
 
-/// How long claims may begin at the mark before one begins at the first row again.
-const LONGEST: Duration = Duration::from_millis(250);
-
-/// How far the mark stays behind the first row that was claimed. Rows whose transactions took no longer than that are found
+/// How far the mark stays behind the last row that was claimed. Rows whose transactions took no longer than that are found
 /// although they were committed after later ones.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// How many claims in a row have to take something before the next may begin at the mark. Where there is little to do, there
-/// is little to walk over.
-const BUSY: u32 = 8;
+/// How long a claim from the first row on takes that walks over next to nothing: to begin with, and for each row that it takes.
+const QUICK: Duration = Duration::from_millis(1);
+const QUICK_ROW: Duration = Duration::from_micros(30);
+
+/// For how many times as long as such a claim took the next ones begin at the mark, at least and at most that long: so it is
+/// a small share of the time, and what is before the mark waits no longer than for a poll.
+const TIMES: u32 = 20;
+const SHORTEST: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// A moment before which nothing was available at the last look.
 ///
 /// While some long transaction keeps the server from forgetting old versions of rows, the index of what is pending still leads
 /// to all that was settled meanwhile, and every claim would walk over it. A claim that begins at the mark does not. What is
 /// before the mark all the same, because it was committed late, or given back, is found by the claims in between that begin
-/// at the first row.
+/// at the first row. Where those are quick, all are such.
 #[derive(Default)]
 pub(super) struct LowWater(Mutex<State>);
 
 #[derive(Default)]
 struct State {
     mark: Option<Timestamp>,
-    /// When a claim last began at the first row.
-    whole_at: Option<Instant>,
-    /// How many claims in a row took something.
-    in_a_row: u32,
+    /// Until when claims may begin at the mark.
+    until: Option<Instant>,
 }
 
 impl LowWater {
@@ -43,29 +44,26 @@ impl LowWater {
     /// Where the next claim may begin; at the first row, if nothing is given.
     pub(super) fn mark(&self) -> Option<Timestamp> {
         let state = self.state();
-        let fresh = state.whole_at.is_some_and(|at| at.elapsed() < LONGEST);
-        state.mark.filter(|_| fresh && state.in_a_row >= BUSY)
+        state.mark.filter(|_| state.until.is_some_and(|until| Instant::now() < until))
     }
 
-    /// A claim that began at a mark, or at the first row, took rows of which the first was available from then on.
-    pub(super) fn claimed(&self, from: Option<Timestamp>, first: Option<Timestamp>) {
+    /// A claim that began at a mark, or at the first row, took that long and that many rows, of which the last was available
+    /// from then on.
+    pub(super) fn claimed(&self, from: Option<Timestamp>, took: Duration, rows: usize, last: Option<Timestamp>) {
         let mut state = self.state();
         if from.is_none() {
-            state.whole_at = Some(Instant::now());
-            state.mark = None;
+            let quick = QUICK + QUICK_ROW * u32::try_from(rows).unwrap_or(u32::MAX);
+            let rest = (took * TIMES).clamp(SHORTEST, LONGEST);
+            state.until = (took > quick).then(|| Instant::now() + rest);
         }
-        match first {
-            Some(first) => {
-                state.mark = Some(first - SLACK);
-                state.in_a_row = state.in_a_row.saturating_add(1);
-            }
-            None => state.in_a_row = 0,
+        if let Some(last) = last {
+            state.mark = Some(last - SLACK);
         }
     }
 
     /// In how long a claim has to begin at the first row, after one that began at a mark.
     pub(super) fn whole_in(&self) -> Duration {
-        self.state().whole_at.map_or(Duration::ZERO, |at| LONGEST.saturating_sub(at.elapsed()))
+        self.state().until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 }
 
@@ -73,42 +71,52 @@ impl LowWater {
 mod tests {
     use super::*;
 
+    const SLOW: Duration = Duration::from_millis(50);
+
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_micros(seconds * 1_000_000)
     }
 
-    /// One that was busy before.
-    fn busy(first: i64) -> LowWater {
-        let low_water = LowWater::default();
-        for _ in 0..BUSY {
-            assert_eq!(low_water.mark(), None);
-            low_water.claimed(None, Some(at(first)));
-        }
-        low_water
-    }
-
     #[tokio::test(start_paused = true)]
-    async fn claims_begin_at_the_mark_for_a_while() {
-        let low_water = busy(100);
-        assert_eq!(low_water.mark(), Some(at(99)));
-        tokio::time::advance(LONGEST / 2).await;
-        low_water.claimed(Some(at(99)), Some(at(105)));
-        assert_eq!((low_water.mark(), low_water.whole_in()), (Some(at(104)), LONGEST / 2));
-        tokio::time::advance(LONGEST / 2).await;
+    async fn claims_begin_at_the_mark_for_a_while_after_a_slow_one() {
+        let low_water = LowWater::default();
+        assert_eq!(low_water.mark(), None);
+        low_water.claimed(None, SLOW, 1, Some(at(100)));
+        assert_eq!((low_water.mark(), low_water.whole_in()), (Some(at(99)), SLOW * TIMES));
+        tokio::time::advance(SLOW * TIMES / 2).await;
+        low_water.claimed(Some(at(99)), QUICK / 2, 1, Some(at(105)));
+        assert_eq!((low_water.mark(), low_water.whole_in()), (Some(at(104)), SLOW * TIMES / 2));
+        // One that takes nothing tells nothing.
+        low_water.claimed(Some(at(104)), QUICK / 2, 0, None);
+        assert_eq!(low_water.mark(), Some(at(104)));
+        tokio::time::advance(SLOW * TIMES / 2).await;
         assert_eq!((low_water.mark(), low_water.whole_in()), (None, Duration::ZERO));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_claim_that_took_nothing_ends_it() {
-        let low_water = busy(100);
-        low_water.claimed(Some(at(99)), None);
+    async fn where_claims_are_quick_all_begin_at_the_first_row() {
+        let low_water = LowWater::default();
+        low_water.claimed(None, SLOW, 1, Some(at(100)));
+        low_water.claimed(None, QUICK, 1, Some(at(101)));
         assert_eq!(low_water.mark(), None);
+        low_water.claimed(None, QUICK_ROW * 2000, 2000, Some(at(102)));
+        assert_eq!(low_water.mark(), None, "it had much to take");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_before_the_mark_waits_for_a_poll_at_most() {
+        let low_water = LowWater::default();
+        low_water.claimed(None, Duration::from_secs(60), 1, Some(at(100)));
+        assert_eq!(low_water.whole_in(), LONGEST);
+        low_water.claimed(None, QUICK * 2, 0, None);
+        assert_eq!((low_water.mark(), low_water.whole_in()), (Some(at(99)), SHORTEST));
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_was_given_back_takes_the_mark_back() {
-        let low_water = busy(100);
-        low_water.claimed(None, Some(at(50)));
+        let low_water = LowWater::default();
+        low_water.claimed(None, SLOW, 1, Some(at(100)));
+        low_water.claimed(None, SLOW, 1, Some(at(50)));
         assert_eq!(low_water.mark(), Some(at(49)));
     }
 }
