@@ -77,4 +77,4 @@ mod tx;
 pub use ambient::{AmbientTx, AmbientTxLayer};
 pub use error::{Error, Rejection};
 pub use layer::{TxLayer, TxService};
-pub use tx::Tx;
+pub use tx::{LazyTx, Tx};

@@ -1,4 +1,4 @@
-//! The extractor.
+//! The extractors.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -50,6 +50,8 @@ use crate::slot::Slot;
 /// # }
 /// ```
 ///
+/// It is begun before the body of the request is read; [`LazyTx`] is begun later.
+///
 /// One at a time has it. A handler that asks for it twice, or whose middleware still has it, is refused with
 /// [`Error::InUse`]; nobody waits. What is dropped is there for the next one, who finds the same transaction.
 ///
@@ -93,11 +95,60 @@ impl<S: WriteStore> Tx<S> {
 impl<S: WriteStore, State: Sync> FromRequestParts<State> for Tx<S> {
     type Rejection = Rejection;
 
+    async fn from_request_parts(parts: &mut Parts, state: &State) -> Result<Self, Rejection> {
+        LazyTx::from_request_parts(parts, state).await?.begin().await
+    }
+}
+
+/// The transaction of this request, which is begun when the handler says so.
+///
+/// A [`Tx`] is begun before the body of the request is read, which may take as long as the client likes. A handler that reads a
+/// body, or has something else to do first, takes this one, and needs no connection until then.
+///
+/// ```
+/// # extern crate posthaste_core as posthaste;
+/// use axum::http::StatusCode;
+/// use axum::response::{IntoResponse, Response};
+/// use posthaste::{Event, MemoryStore};
+/// use posthaste_axum::LazyTx;
+///
+/// async fn place(tx: LazyTx<MemoryStore>, body: String) -> Result<StatusCode, Response> {
+///     let total: u32 = body.parse().map_err(|_| StatusCode::UNPROCESSABLE_ENTITY.into_response())?;
+///     let mut tx = tx.begin().await.map_err(IntoResponse::into_response)?;
+///     let written = tx.write(Event::builder("OrderPlaced").json(&total)).await;
+///     written.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())?;
+///     Ok(StatusCode::CREATED)
+/// }
+/// # axum::Router::<()>::new().route("/orders", axum::routing::post(place));
+/// ```
+pub struct LazyTx<S: WriteStore>(Arc<Slot<S>>);
+
+impl<S: WriteStore> LazyTx<S> {
+    /// Begins the transaction, or gives the one that was begun in this request before.
+    ///
+    /// # Errors
+    /// When it cannot be begun, when something has it, and after the end of the request. As a response the error is what the
+    /// layer makes of it.
+    ///
+    /// # Cancellation
+    /// Safe: the next one begins it.
+    pub async fn begin(&self) -> Result<Tx<S>, Rejection> {
+        self.0.take().await.map_err(|error| self.0.reject(error))
+    }
+}
+
+impl<S: WriteStore, State: Sync> FromRequestParts<State> for LazyTx<S> {
+    type Rejection = Rejection;
+
     async fn from_request_parts(parts: &mut Parts, _state: &State) -> Result<Self, Rejection> {
-        let Some(slot) = parts.extensions.get::<Arc<Slot<S>>>().cloned() else {
-            return Err(Rejection::without_layer::<S>());
-        };
-        slot.take().await.map_err(|error| slot.reject(error))
+        let slot = parts.extensions.get::<Arc<Slot<S>>>().cloned();
+        slot.map(Self).ok_or_else(Rejection::without_layer::<S>)
+    }
+}
+
+impl<S: WriteStore> fmt::Debug for LazyTx<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LazyTx").finish_non_exhaustive()
     }
 }
 

@@ -7,9 +7,9 @@ use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
 use axum::routing::post;
 use axum::{Extension, Router};
-use posthaste_axum::{Error, Tx};
+use posthaste_axum::{Error, LazyTx, Rejection, Tx};
 
-use posthaste_core::testing::{Call, Gate, within};
+use posthaste_core::testing::{Call, Fault, Gate, within};
 
 use crate::support::{Journal, Server, Shop, Store, World, event_id, placed, told};
 
@@ -20,6 +20,7 @@ crate::tests! { postgres: PgFixture, sqlite: SqliteFixture => sharing {
     task_that_outlives_the_handler,
     asked_for_after_the_end,
     two_layers,
+    begun_when_the_handler_says_so,
 } }
 
 async fn twice_in_one_handler<F: Shop>() {
@@ -126,5 +127,40 @@ async fn two_layers<F: Shop>() {
     assert_eq!(server.post("/orders/2/400").await.status, 400);
     assert_eq!((world.faults.count(Call::Begin), world.faults.count(Call::Commit)), (2, 1));
     assert_eq!(world.inbox.next().await.id().as_str(), event_id(1));
+    world.close().await;
+}
+
+/// A body that is refused needs no transaction, and neither does a handler that changes its mind.
+async fn begun_when_the_handler_says_so<F: Shop>() {
+    let mut world = World::<F>::new().await;
+    let handler = async |tx: LazyTx<Store<F>>, axum::Json(orders): axum::Json<Vec<i64>>| {
+        for id in orders {
+            // Dropped at the end of each round, and the same one in the next.
+            let mut tx = tx.begin().await?;
+            F::place(&mut tx, id).await.unwrap();
+            tx.write(placed(id)).await.unwrap();
+        }
+        Ok::<_, Rejection>(StatusCode::CREATED)
+    };
+    let holds = async |tx: LazyTx<Store<F>>| {
+        let _held = tx.begin().await?;
+        tx.begin().await?;
+        Ok::<_, Rejection>(StatusCode::OK)
+    };
+    let app = Router::new().route("/", post(handler)).route("/held", post(holds)).layer(world.layer());
+    let server = Server::start(app).await;
+    assert_eq!(server.try_post("/", "no JSON").await.unwrap().status, 400);
+    assert_eq!(server.try_post("/", "[]").await.unwrap().status, 201);
+    assert_eq!(world.faults.count(Call::Begin), 0);
+    assert_eq!(server.try_post("/", "[1, 2]").await.unwrap().status, 201);
+    assert_eq!((world.faults.count(Call::Begin), world.faults.count(Call::Commit)), (1, 1));
+    assert_eq!(world.witness.told(), [told("commit", [1, 2])]);
+    let mut delivered = world.inbox.ids(2).await;
+    delivered.sort_unstable();
+    assert_eq!(delivered, [event_id(1), event_id(2)]);
+    assert_eq!(server.post("/held").await.status, 500);
+    world.faults.times(1, Call::Begin, Fault::Unavailable);
+    assert_eq!(server.try_post("/", "[3]").await.unwrap().status, 503);
+    assert_eq!(world.fixture.orders().await, 2);
     world.close().await;
 }
