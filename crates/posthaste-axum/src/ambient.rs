@@ -19,7 +19,8 @@ use crate::layer::keeps;
 /// [`Outbox::write_current`] writes an event, and [`Outbox::current`] gives the connection.
 ///
 /// It ends as that of a [`TxLayer`](crate::TxLayer) does, but is begun before the handler, whether it is used or not. So put
-/// this layer around the routes that write, and no others.
+/// this layer around the routes that write, and no others. What is inside of it and turns a panic into a success has half a
+/// handler committed; with a [`Tx`](crate::Tx) it has not.
 ///
 /// ```
 /// # extern crate posthaste_core as posthaste;

@@ -54,6 +54,11 @@ async fn case_10_other_answers_roll_back<F: Shop>() {
         world.assert_nothing_stored().await;
         assert_eq!(world.witness.told(), [told("rollback", [1])], "{status}");
     }
+    // No client sees this one as an answer of its own.
+    let request = axum::http::Request::post("/orders/1/101").body(axum::body::Body::empty()).unwrap();
+    assert_eq!(world.app().oneshot(request).await.unwrap().status(), StatusCode::SWITCHING_PROTOCOLS);
+    world.assert_nothing_stored().await;
+    assert_eq!(world.witness.told(), [told("rollback", [1])]);
     world.close().await;
 }
 
