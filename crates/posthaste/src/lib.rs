@@ -160,6 +160,7 @@
 //! | `sqlite` | `SqliteStore` | yes |
 //! | `postgres` | `PgStore`, `Partitions` | |
 //! | `mysql` | `MySqlStore`, for MySQL and MariaDB | |
+//! | `axum` | `axum`: one transaction per request | |
 //! | `tls` | encrypted connections to PostgreSQL, MariaDB and MySQL | |
 //! | `metrics` | `metrics::FacadeMetrics`, which reports to the facade of that name | |
 //! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
@@ -183,6 +184,9 @@ pub use posthaste_core::{
 
 #[cfg(feature = "testing")]
 pub mod testing;
+
+#[cfg(feature = "axum")]
+pub use posthaste_axum as axum;
 
 pub use posthaste_core::{
     AggregateType, BatchListener, Closed, CommitError, Current, Delivery, Dispatcher, Event, EventBuilder, EventId,
