@@ -199,6 +199,8 @@ pub use posthaste_core::{
 #[cfg(feature = "derive")]
 pub use posthaste_macros::Event;
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub use posthaste_sql::driver;
 #[cfg(feature = "mysql")]
 pub use posthaste_sql::{MySqlStore, MySqlTx};
 #[cfg(feature = "postgres")]
