@@ -108,16 +108,28 @@
 //! | `postgres` | `AsyncPgConnection`, with `PgStore` |
 //! | `sqlite` | `SyncConnectionWrapper<SqliteConnection>`, with `SqliteStore` |
 //!
+//! Without either there is nothing in it.
+//!
 //! SQLite has one writer at a time. Set a `busy_timeout` on connections of diesel, as `SqliteStore` does on its own; without one a
 //! transaction fails at once when somebody else writes.
 
+// Without a database there is nothing to write to.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod fault;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod insert;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod outbox;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod statement;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod store;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod transaction;
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use outbox::{AsyncWork, OutboxExt};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use store::DieselStore;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::Transaction;
