@@ -111,7 +111,7 @@
 //! Without either there is nothing in it.
 //!
 //! SQLite has one writer at a time. Set a `busy_timeout` on connections of diesel, as `SqliteStore` does on its own; without one a
-//! transaction fails at once when somebody else writes.
+//! transaction fails at once when somebody else writes. `transaction_on` begins as a writer there (`BEGIN IMMEDIATE`).
 
 // Without a database there is nothing to write to.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -28,6 +28,9 @@ pub(crate) mod sealed {
     use super::DatabaseErrorKind;
 
     pub trait Dialect {
+        /// How a transaction begins that is going to write, where that makes a difference.
+        const BEGIN: Option<&'static str>;
+
         /// Refused where a COMMIT would be answered with success and a rollback.
         const BEFORE_COMMIT: Option<&'static str>;
 
@@ -66,6 +69,8 @@ mod postgres {
     }
 
     impl sealed::Dialect for PgStore {
+        const BEGIN: Option<&'static str> = None;
+
         /// It checks nothing that the commit would not check.
         const BEFORE_COMMIT: Option<&'static str> = Some("SET CONSTRAINTS ALL IMMEDIATE");
 
@@ -131,6 +136,9 @@ mod sqlite {
     }
 
     impl sealed::Dialect for SqliteStore {
+        /// One that first reads and then writes would be refused, without any waiting, if another wrote in between.
+        const BEGIN: Option<&'static str> = Some("BEGIN IMMEDIATE");
+
         const BEFORE_COMMIT: Option<&'static str> = None;
 
         const GOES_ON_AFTER_ERROR: bool = true;

@@ -1,9 +1,12 @@
 //! A transaction around a closure.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, resume_unwind};
 
+use diesel::QueryResult;
+use diesel::connection::{InstrumentationEvent, TransactionDepthChange};
 use diesel_async::{AsyncConnection, TransactionManager};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -88,11 +91,23 @@ where
     }
 
     async fn begin(&mut self) -> Result<(), TransactionError> {
-        let begun = C::TransactionManager::begin_transaction(self.conn).await;
+        let begun = match S::BEGIN {
+            Some(sql) if self.base == 0 => self.begin_by(sql).await,
+            _ => C::TransactionManager::begin_transaction(self.conn).await,
+        };
         begun.map_err(|error| {
             self.state = State::Ended;
             TransactionError::Begin(fault::of_control(self.outbox.store(), error))
         })
+    }
+
+    /// As diesel-async begins one, by a statement of our own.
+    async fn begin_by(&mut self, sql: &str) -> QueryResult<()> {
+        let begins = InstrumentationEvent::begin_transaction(NonZeroU32::MIN);
+        self.conn.instrumentation().on_connection_event(begins);
+        self.conn.batch_execute(sql).await?;
+        let status = C::TransactionManager::transaction_manager_status_mut(self.conn);
+        status.transaction_state()?.change_transaction_depth(TransactionDepthChange::IncreaseDepth)
     }
 
     async fn commit(mut self) -> Result<(), CommitError> {

@@ -7,6 +7,7 @@ mod hooks;
 mod observe;
 mod pool;
 mod postgres;
+mod sqlite;
 mod transactions;
 mod writes;
 
