@@ -161,6 +161,7 @@
 //! | `postgres` | `PgStore`, `Partitions` | |
 //! | `mysql` | `MySqlStore`, for MySQL and MariaDB | |
 //! | `axum` | `axum`: one transaction per request | |
+//! | `diesel` | `diesel`: events in transactions of diesel-async, with `postgres` or `sqlite` | |
 //! | `tls` | encrypted connections to PostgreSQL, MariaDB and MySQL | |
 //! | `metrics` | `metrics::FacadeMetrics`, which reports to the facade of that name | |
 //! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
@@ -181,6 +182,9 @@ pub use posthaste_core::{
     dispatcher, event, hook, inflight, interceptor, listener, memory, metrics, options, outbox, poller, registry,
     retry, signal, store, time, wake,
 };
+
+#[cfg(feature = "diesel")]
+pub use posthaste_diesel as diesel;
 
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -1,0 +1,62 @@
+//! An insert as diesel takes it.
+
+use diesel::QueryResult;
+use diesel::backend::{Backend, DieselReserveSpecialization};
+use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
+use diesel::serialize::ToSql;
+use diesel::sql_types::{BigInt, Binary, Bool, HasSqlType, Nullable, Text};
+use posthaste_sql::driver::{Insert, Parameter};
+
+/// The most parameters of a statement that stays prepared. There are few sizes of statements, but the large ones are long, and rare.
+const MOST_KEPT: usize = 128;
+
+/// SQL with its placeholders, and what to bind.
+pub struct Statement<'r>(Insert<'r>);
+
+impl<'r> Statement<'r> {
+    pub(crate) fn new(insert: Insert<'r>) -> Self {
+        Self(insert)
+    }
+}
+
+impl<DB> QueryFragment<DB> for Statement<'_>
+where
+    DB: Backend + DieselReserveSpecialization + HasSqlType<Text> + HasSqlType<Binary> + HasSqlType<BigInt>,
+    str: ToSql<Text, DB>,
+    [u8]: ToSql<Binary, DB>,
+    i64: ToSql<BigInt, DB>,
+    Option<&'static str>: ToSql<Nullable<Text>, DB>,
+    Option<&'static [u8]>: ToSql<Nullable<Binary>, DB>,
+    Option<i64>: ToSql<Nullable<BigInt>, DB>,
+{
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, DB>) -> QueryResult<()> {
+        if self.0.parameters.len() > MOST_KEPT {
+            out.unsafe_to_cache_prepared();
+        }
+        out.push_sql(&self.0.sql);
+        for parameter in &self.0.parameters {
+            match parameter {
+                Parameter::Text(Some(text)) => out.push_bind_param_value_only::<Text, str>(text)?,
+                Parameter::Text(None) => out.push_bind_param_value_only::<Nullable<Text>, Option<&str>>(&None)?,
+                Parameter::Bytes(Some(bytes)) => out.push_bind_param_value_only::<Binary, [u8]>(bytes)?,
+                Parameter::Bytes(None) => out.push_bind_param_value_only::<Nullable<Binary>, Option<&[u8]>>(&None)?,
+                Parameter::Number(Some(number)) => out.push_bind_param_value_only::<BigInt, i64>(number)?,
+                Parameter::Number(None) => out.push_bind_param_value_only::<Nullable<BigInt>, Option<i64>>(&None)?,
+                other => return Err(diesel::result::Error::SerializationError(format!("{other:?}").into())),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// It is known by its text.
+impl QueryId for Statement<'_> {
+    type QueryId = ();
+
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+/// What it returns, where it returns something: whether the rows were written in a savepoint.
+impl Query for Statement<'_> {
+    type SqlType = Bool;
+}

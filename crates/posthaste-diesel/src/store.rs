@@ -1,0 +1,180 @@
+//! What differs from database to database.
+
+use std::future::Future;
+
+use diesel::QueryResult;
+use diesel::backend::Backend;
+use diesel::result::DatabaseErrorKind;
+use diesel_async::AsyncConnection;
+use posthaste_sql::driver::DriverStore;
+
+use crate::statement::Statement;
+
+/// A store into whose table diesel can write: `PgStore` and `SqliteStore`, with their features.
+///
+/// It is not meant to be implemented elsewhere.
+pub trait DieselStore: DriverStore + sealed::Dialect {
+    /// What diesel calls this database.
+    type Backend: Backend;
+
+    /// Carries out an insert, and says whether the database knows that it happened in a savepoint.
+    #[doc(hidden)]
+    fn carry_out<C>(conn: &mut C, statement: Statement<'_>) -> impl Future<Output = QueryResult<bool>> + Send
+    where
+        C: AsyncConnection<Backend = Self::Backend>;
+}
+
+pub(crate) mod sealed {
+    use super::DatabaseErrorKind;
+
+    pub trait Dialect {
+        /// How a transaction begins that is going to write, where that makes a difference.
+        const BEGIN: Option<&'static str>;
+
+        /// Refused where a COMMIT would be answered with success and a rollback.
+        const BEFORE_COMMIT: Option<&'static str>;
+
+        /// Whether several inserts need a savepoint to be all or none. Elsewhere the first that fails ends the transaction.
+        const GOES_ON_AFTER_ERROR: bool;
+
+        /// The code of an error, as far as it can be told. Empty if it cannot.
+        fn code(kind: &DatabaseErrorKind, message: &str) -> &'static str;
+
+        /// Whether a database that refuses a commit with this has certainly not committed. Nothing if that shows in whether
+        /// it goes on talking.
+        fn refuses_commit(kind: &DatabaseErrorKind, message: &str) -> Option<bool>;
+    }
+}
+
+#[cfg(feature = "postgres")]
+mod postgres {
+    use diesel::QueryResult;
+    use diesel::pg::Pg;
+    use diesel::result::DatabaseErrorKind;
+    use diesel_async::{AsyncConnection, RunQueryDsl};
+    use posthaste_sql::PgStore;
+
+    use super::{DieselStore, sealed};
+    use crate::statement::Statement;
+
+    impl DieselStore for PgStore {
+        type Backend = Pg;
+
+        async fn carry_out<C>(conn: &mut C, statement: Statement<'_>) -> QueryResult<bool>
+        where
+            C: AsyncConnection<Backend = Pg>,
+        {
+            statement.get_result(conn).await
+        }
+    }
+
+    impl sealed::Dialect for PgStore {
+        const BEGIN: Option<&'static str> = None;
+
+        /// It checks nothing that the commit would not check.
+        const BEFORE_COMMIT: Option<&'static str> = Some("SET CONSTRAINTS ALL IMMEDIATE");
+
+        const GOES_ON_AFTER_ERROR: bool = false;
+
+        fn code(kind: &DatabaseErrorKind, message: &str) -> &'static str {
+            // diesel keeps the code to itself. The words are those of a server that speaks English.
+            const SAID: [(&str, &str); 6] = [
+                ("deadlock detected", "40P01"),
+                ("current transaction is aborted", "25P02"),
+                ("canceling statement due to lock timeout", "55P03"),
+                ("canceling statement due to", "57014"),
+                ("terminating connection", "57P01"),
+                ("permission denied", "42501"),
+            ];
+            match kind {
+                DatabaseErrorKind::UniqueViolation => "23505",
+                DatabaseErrorKind::ForeignKeyViolation => "23503",
+                DatabaseErrorKind::NotNullViolation => "23502",
+                DatabaseErrorKind::CheckViolation => "23514",
+                DatabaseErrorKind::RestrictViolation => "23001",
+                DatabaseErrorKind::ExclusionViolation => "23P01",
+                DatabaseErrorKind::SerializationFailure => "40001",
+                DatabaseErrorKind::ReadOnlyTransaction => "25006",
+                _ if message.starts_with("relation ") && message.ends_with(" does not exist") => "42P01",
+                _ if message.starts_with("column ") && message.ends_with(" does not exist") => "42703",
+                _ => SAID.into_iter().find(|(words, _)| message.starts_with(words)).map_or("", |(_, code)| code),
+            }
+        }
+
+        fn refuses_commit(kind: &DatabaseErrorKind, _message: &str) -> Option<bool> {
+            match kind {
+                DatabaseErrorKind::ClosedConnection | DatabaseErrorKind::UnableToSendCommand => Some(false),
+                // What ends the connection may come after the commit, while it waits for a replica.
+                DatabaseErrorKind::Unknown => None,
+                _ => Some(true),
+            }
+        }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+mod sqlite {
+    use diesel::QueryResult;
+    use diesel::result::DatabaseErrorKind;
+    use diesel::sqlite::Sqlite;
+    use diesel_async::{AsyncConnection, RunQueryDsl};
+    use posthaste_sql::SqliteStore;
+
+    use super::{DieselStore, sealed};
+    use crate::statement::Statement;
+
+    impl DieselStore for SqliteStore {
+        type Backend = Sqlite;
+
+        async fn carry_out<C>(conn: &mut C, statement: Statement<'_>) -> QueryResult<bool>
+        where
+            C: AsyncConnection<Backend = Sqlite>,
+        {
+            statement.execute(conn).await?;
+            Ok(false)
+        }
+    }
+
+    impl sealed::Dialect for SqliteStore {
+        /// One that first reads and then writes would be refused, without any waiting, if another wrote in between.
+        const BEGIN: Option<&'static str> = Some("BEGIN IMMEDIATE");
+
+        const BEFORE_COMMIT: Option<&'static str> = None;
+
+        const GOES_ON_AFTER_ERROR: bool = true;
+
+        fn code(kind: &DatabaseErrorKind, message: &str) -> &'static str {
+            // https://www.sqlite.org/rescode.html; diesel keeps the code to itself, and the words do not change.
+            const SAID: [(&str, &str); 10] = [
+                ("database is locked", "5"),
+                ("database table is locked", "6"),
+                ("database schema is locked", "6"),
+                ("attempt to write a readonly database", "8"),
+                ("disk I/O error", "10"),
+                ("database disk image is malformed", "11"),
+                ("database or disk is full", "13"),
+                ("unable to open database file", "14"),
+                ("locking protocol", "15"),
+                ("file is not a database", "26"),
+            ];
+            match kind {
+                DatabaseErrorKind::UniqueViolation => "2067",
+                DatabaseErrorKind::ForeignKeyViolation => "787",
+                DatabaseErrorKind::NotNullViolation => "1299",
+                DatabaseErrorKind::CheckViolation => "275",
+                // Every statement that cannot be prepared has code 1.
+                _ => SAID.into_iter().find(|(words, _)| message.starts_with(words)).map_or("1", |(_, code)| code),
+            }
+        }
+
+        fn refuses_commit(kind: &DatabaseErrorKind, message: &str) -> Option<bool> {
+            match kind {
+                DatabaseErrorKind::ClosedConnection | DatabaseErrorKind::UnableToSendCommand => Some(false),
+                // Code 1 says that there was no transaction any more: SQLite ended it after some earlier error, and what was
+                // written since then was committed by itself.
+                DatabaseErrorKind::Unknown => Some(!matches!(Self::code(kind, message), "1" | "10")),
+                _ => Some(true),
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! A transaction around a closure.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, resume_unwind};
+
+use diesel::QueryResult;
+use diesel::connection::{InstrumentationEvent, TransactionDepthChange};
+use diesel_async::{AsyncConnection, TransactionManager};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use posthaste_core::store::{CommitError, Error};
+use posthaste_core::{EventId, IntoEvent, Outbox, Receipt, TransactionError, WriteError};
+
+use crate::outbox::AsyncWork;
+use crate::store::DieselStore;
+use crate::{fault, insert};
+
+/// What is said to who begins one inside of another.
+const INSIDE: &str = "a transaction is open on this connection already, after whose commit nobody would deliver: write in it by \
+                      `outbox.write_in(&mut conn, …)`, or set a savepoint in it by `tx.transaction(async |tx| …)`";
+
+/// What is said to who leaves a savepoint open.
+const LEFT_OPEN: &str = "a transaction inside of this one was begun and not ended, perhaps because it was cut off, so all of it was \
+                         rolled back";
+
+/// A transaction on a connection of diesel-async, in which events are written together with your own statements.
+///
+/// From [`transaction_on`](crate::OutboxExt::transaction_on), which ends it. It dereferences to the connection, and is one itself for
+/// diesel: pass it to `execute`, `load` and the like, and set a savepoint with `tx.transaction(async |tx| …)`.
+pub struct Transaction<'c, C: AsyncConnection, S: DieselStore> {
+    outbox: Outbox<S>,
+    conn: &'c mut C,
+    /// How deep the connection was before: 0, or 1 in a transaction of a test.
+    base: u32,
+    /// For what was written.
+    receipt: Option<Receipt>,
+    /// Whether all that was written was written by one insert, which went well, and nobody had the connection since.
+    inserted_last: bool,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Open,
+    /// The COMMIT is on its way.
+    Committing,
+    Ended,
+}
+
+impl<C, S> Transaction<'_, C, S>
+where
+    C: AsyncConnection<Backend = S::Backend>,
+    S: DieselStore,
+{
+    /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
+    ///
+    /// # Errors
+    /// When the event is not acceptable or the database does not take it. After the latter PostgreSQL takes nothing more in this
+    /// transaction, or in the savepoint that it happened in.
+    ///
+    /// # Cancellation
+    /// Whether the event was inserted is then open; if the transaction commits with it, the poller delivers it.
+    pub async fn write(&mut self, event: impl IntoEvent + Send) -> Result<Option<EventId>, WriteError> {
+        Ok(self.write_all([event]).await?.pop())
+    }
+
+    /// Writes several events, in few statements. Gives the ids of those that were written, in their order.
+    ///
+    /// # Errors
+    /// When an event is not acceptable or the database does not take them; none of them is written then.
+    pub async fn write_all<E: IntoEvent>(
+        &mut self,
+        events: impl IntoIterator<Item = E> + Send,
+    ) -> Result<Vec<EventId>, WriteError> {
+        let inserted_last = std::mem::replace(&mut self.inserted_last, false);
+        let receipt = insert::write(&self.outbox, &mut *self.conn, events).await?;
+        let ids = receipt.ids();
+        if ids.is_empty() {
+            // Without rows there was no statement.
+            self.inserted_last = inserted_last;
+            return Ok(ids);
+        }
+        self.inserted_last = self.receipt.is_none();
+        self.receipt = Some(match self.receipt.take() {
+            Some(earlier) => earlier.and(receipt),
+            None => receipt,
+        });
+        Ok(ids)
+    }
+
+    async fn begin(&mut self) -> Result<(), TransactionError> {
+        let begun = match S::BEGIN {
+            Some(sql) if self.base == 0 => self.begin_by(sql).await,
+            _ => C::TransactionManager::begin_transaction(self.conn).await,
+        };
+        begun.map_err(|error| {
+            self.state = State::Ended;
+            TransactionError::Begin(fault::of_control(self.outbox.store(), error))
+        })
+    }
+
+    /// As diesel-async begins one, by a statement of our own.
+    async fn begin_by(&mut self, sql: &str) -> QueryResult<()> {
+        let begins = InstrumentationEvent::begin_transaction(NonZeroU32::MIN);
+        self.conn.instrumentation().on_connection_event(begins);
+        self.conn.batch_execute(sql).await?;
+        let status = C::TransactionManager::transaction_manager_status_mut(self.conn);
+        status.transaction_state()?.change_transaction_depth(TransactionDepthChange::IncreaseDepth)
+    }
+
+    async fn commit(mut self) -> Result<(), CommitError> {
+        if let Err(error) = self.may_commit().await {
+            self.roll_back().await;
+            return Err(CommitError::NotCommitted(error));
+        }
+        self.state = State::Committing;
+        let Err(error) = C::TransactionManager::commit_transaction(self.conn).await else {
+            self.state = State::Ended;
+            match self.receipt.take() {
+                Some(receipt) if self.base == 0 => receipt.dispatch(),
+                // Only a savepoint was kept.
+                unknown => drop(unknown),
+            }
+            return Ok(());
+        };
+        let certain = match fault::refuses_commit::<S>(&error) {
+            Some(certain) => certain,
+            // If it goes on talking, the error did not end the connection, but the transaction.
+            None => self.conn.batch_execute("SELECT 1").await.is_ok(),
+        };
+        let error = fault::of_control(self.outbox.store(), error);
+        let receipt = self.receipt.take();
+        self.roll_back().await;
+        if certain {
+            receipt.into_iter().for_each(Receipt::rolled_back);
+            Err(CommitError::NotCommitted(error))
+        } else {
+            Err(CommitError::Unknown(error))
+        }
+    }
+
+    /// Whether a commit would be one.
+    async fn may_commit(&mut self) -> Result<(), Error> {
+        // diesel-async would end the savepoint, and nothing else.
+        if insert::open(self.conn)?.depth != self.base + 1 {
+            return Err(Error::Refused(LEFT_OPEN.into()));
+        }
+        match S::BEFORE_COMMIT {
+            // The insert would have failed in a transaction that has failed.
+            Some(question) if !self.inserted_last => {
+                let asked = self.conn.batch_execute(question).await;
+                asked.map_err(|error| fault::of_control(self.outbox.store(), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Rolls back whatever is open. Where that fails, nobody is to use the connection again.
+    async fn roll_back(&mut self) {
+        while let Ok(before) = insert::open(self.conn)
+            && before.depth > self.base
+        {
+            let rolled_back = C::TransactionManager::rollback_transaction(self.conn).await;
+            let Err(error) = rolled_back else { continue };
+            tracing::debug!(%error, "a transaction could not be rolled back");
+            // A savepoint that is gone already; what is around it may be there.
+            if !insert::open(self.conn).is_ok_and(|open| open.depth < before.depth) {
+                return;
+            }
+        }
+        self.state = State::Ended;
+    }
+}
+
+/// Runs a closure in a transaction.
+pub(crate) async fn run<'c, C, S, T, E, F>(outbox: &Outbox<S>, conn: &'c mut C, work: F) -> Result<T, E>
+where
+    C: AsyncConnection<Backend = S::Backend>,
+    S: DieselStore,
+    for<'t> F: AsyncWork<&'t mut Transaction<'c, C, S>, Result<T, E>, Running: Send> + Send,
+    T: Send,
+    E: From<TransactionError> + Send,
+{
+    let base = match insert::open(conn) {
+        Ok(open) if open.depth == 0 || open.test => open.depth,
+        Ok(_) => return Err(TransactionError::Begin(Error::Refused(INSIDE.into())).into()),
+        Err(error) => return Err(TransactionError::Begin(error).into()),
+    };
+    let (outbox, receipt, state) = (outbox.clone(), None, State::Open);
+    let mut tx = Transaction { outbox, conn, base, receipt, inserted_last: false, state };
+    tx.begin().await?;
+    // Boxed, because the compiler cannot see of the closure's future that it is `Send` while its lifetime is open.
+    let work: BoxFuture<'_, _> = Box::pin(work(&mut tx));
+    let done = AssertUnwindSafe(work).catch_unwind().await;
+    match done {
+        Ok(Ok(value)) => {
+            tx.commit().await.map_err(TransactionError::Commit)?;
+            Ok(value)
+        }
+        Ok(Err(error)) => {
+            tx.roll_back().await;
+            Err(error)
+        }
+        Err(panic) => {
+            tx.roll_back().await;
+            resume_unwind(panic)
+        }
+    }
+}
+
+impl<C: AsyncConnection, S: DieselStore> Drop for Transaction<'_, C, S> {
+    fn drop(&mut self) {
+        if self.state != State::Ended {
+            // It is still open, and what comes next would be a savepoint in it that nobody commits.
+            C::TransactionManager::transaction_manager_status_mut(self.conn).set_in_error();
+        }
+        match self.receipt.take() {
+            Some(receipt) if self.state != State::Committing => receipt.rolled_back(),
+            unknown => drop(unknown),
+        }
+    }
+}
+
+impl<C: AsyncConnection, S: DieselStore> Deref for Transaction<'_, C, S> {
+    type Target = C;
+
+    fn deref(&self) -> &C {
+        self.conn
+    }
+}
+
+impl<C: AsyncConnection, S: DieselStore> DerefMut for Transaction<'_, C, S> {
+    fn deref_mut(&mut self) -> &mut C {
+        self.inserted_last = false;
+        self.conn
+    }
+}
+
+impl<C: AsyncConnection, S: DieselStore> fmt::Debug for Transaction<'_, C, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let written = self.receipt.as_ref().map_or(0, |receipt| receipt.rows().count());
+        f.debug_struct("Transaction").field("written", &written).finish_non_exhaustive()
+    }
+}

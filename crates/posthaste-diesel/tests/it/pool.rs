@@ -1,0 +1,43 @@
+//! Connections of a pool.
+
+use diesel_async::pooled_connection::AsyncDieselConnectionManager;
+use diesel_async::pooled_connection::deadpool::Pool;
+use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
+use posthaste_conformance::{Fixture, PgFixture};
+use posthaste_core::testing::within;
+use posthaste_diesel::OutboxExt;
+
+use crate::database::{create, url};
+use crate::observe::{cut_short, event, start};
+
+/// What the pool hands out next has no transaction open, wherever the one before was dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn case_19_a_pool_of_one_connection() {
+    let database = create::<PgFixture>().await;
+    let manager = AsyncDieselConnectionManager::<AsyncPgConnection>::new(url(&database));
+    let pool = Pool::builder(manager).max_size(1).build().unwrap();
+    let (outbox, _, _inbox) = start(database.store()).await;
+    let mut cuts = 0;
+    for polls in 1.. {
+        let mut conn = within("a connection comes back", pool.get()).await.unwrap();
+        let whole = outbox.transaction_on(&mut conn, async |tx| {
+            tx.write(event("Cut")).await?;
+            tx.batch_execute("INSERT INTO orders (total) VALUES (1)").await?;
+            anyhow::Ok(())
+        });
+        let finished = cut_short(polls, whole).await.is_some();
+        drop(conn);
+        let mut conn = within("a connection comes back", pool.get()).await.unwrap();
+        let next = outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(event("Next")).await?));
+        within("the next transaction gets through", next).await.unwrap();
+        // The connection below, as well.
+        let next = outbox.transaction_on(&mut *conn, async |tx| anyhow::Ok(tx.write(event("Next")).await?));
+        within("the next transaction gets through", next).await.unwrap();
+        if finished {
+            break;
+        }
+        cuts = polls;
+    }
+    assert!(cuts > 0);
+    outbox.shutdown().await;
+}

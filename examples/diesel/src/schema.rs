@@ -1,0 +1,10 @@
+//! The tables, as `diesel print-schema` writes them.
+
+diesel::table! {
+    orders (id) {
+        id -> Integer,
+        item -> Text,
+        total -> Integer,
+        cancelled -> Bool,
+    }
+}
