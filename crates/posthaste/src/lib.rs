@@ -160,6 +160,8 @@
 //! | `sqlite` | `SqliteStore` | yes |
 //! | `postgres` | `PgStore`, `Partitions` | |
 //! | `mysql` | `MySqlStore`, for MySQL and MariaDB | |
+//! | `tokio-postgres` | `tokio_postgres`, to write in transactions of tokio-postgres, and `postgres` | |
+//! | `deadpool` | the same for clients of deadpool-postgres | |
 //! | `tls` | encrypted connections to PostgreSQL, MariaDB and MySQL | |
 //! | `metrics` | `metrics::FacadeMetrics`, which reports to the facade of that name | |
 //! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
@@ -183,6 +185,9 @@ pub use posthaste_core::{
 
 #[cfg(feature = "testing")]
 pub mod testing;
+
+#[cfg(feature = "tokio-postgres")]
+pub use posthaste_tokio_postgres as tokio_postgres;
 
 pub use posthaste_core::{
     AggregateType, BatchListener, Closed, CommitError, Current, Delivery, Dispatcher, Event, EventBuilder, EventId,
