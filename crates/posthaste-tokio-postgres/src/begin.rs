@@ -24,9 +24,9 @@ use tokio_postgres::Error;
     note = "give `&mut client`, or a builder of transactions such as `client.build_transaction()`",
     note = "of a pool, get a client first: `pool.get().await?`; deadpool-postgres needs the feature `deadpool`"
 )]
-pub trait Begin<'c>: sealed::Begin {
+pub trait Begin: sealed::Begin {
     /// The transaction of the library.
-    type Transaction: LibraryTransaction + 'c;
+    type Transaction: LibraryTransaction;
 
     #[doc(hidden)]
     fn start(self) -> impl Future<Output = Result<Self::Transaction, Error>> + Send;
@@ -53,7 +53,7 @@ macro_rules! begins {
     ($on:ty, $transaction:ty, $start:expr) => {
         impl<'c> sealed::Begin for $on {}
 
-        impl<'c> Begin<'c> for $on {
+        impl<'c> Begin for $on {
             type Transaction = $transaction;
 
             async fn start(self) -> Result<$transaction, Error> {

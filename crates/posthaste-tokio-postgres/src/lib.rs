@@ -57,9 +57,12 @@ pub use transaction::Transaction;
 
 use insert::{Failure, Place, insert};
 
+/// A [`Transaction`] on a client of tokio-postgres.
+pub type TokioTransaction<'c> = Transaction<tokio_postgres::Transaction<'c>>;
+
 /// A [`Transaction`] on a client of a deadpool. Comes with the feature `deadpool`.
 #[cfg(feature = "deadpool")]
-pub type DeadpoolTransaction<'c> = Transaction<'c, deadpool_postgres::Transaction<'c>>;
+pub type DeadpoolTransaction<'c> = Transaction<deadpool_postgres::Transaction<'c>>;
 
 /// Writes events in transactions of tokio-postgres.
 pub trait OutboxExt: sealed::Outbox {
@@ -85,12 +88,10 @@ pub trait OutboxExt: sealed::Outbox {
     ///
     /// # Cancellation
     /// Safe: a transaction that was begun is rolled back before the next statement of that client.
-    fn begin_on<'c, B>(
+    fn begin_on<B: Begin + Send>(
         &self,
         on: B,
-    ) -> impl Future<Output = Result<Transaction<'c, B::Transaction>, store::Error>> + Send
-    where
-        B: Begin<'c> + Send;
+    ) -> impl Future<Output = Result<Transaction<B::Transaction>, store::Error>> + Send;
 
     /// Writes an event in a transaction that is yours. Call [`Receipt::dispatch`] after its commit; without it the poller
     /// delivers the event, a little later.
@@ -158,10 +159,7 @@ mod sealed {
 impl sealed::Outbox for Outbox<PgStore> {}
 
 impl OutboxExt for Outbox<PgStore> {
-    async fn begin_on<'c, B>(&self, on: B) -> Result<Transaction<'c, B::Transaction>, store::Error>
-    where
-        B: Begin<'c> + Send,
-    {
+    async fn begin_on<B: Begin + Send>(&self, on: B) -> Result<Transaction<B::Transaction>, store::Error> {
         let begun = on.start().await.map_err(|error| fault::of_statement(self.store(), error))?;
         Ok(Transaction::new(self.clone(), begun))
     }

@@ -17,15 +17,15 @@ use crate::transaction::{Transaction, answered, join};
 /// the transaction around it commits, and not before. Inside of it, savepoints that are set by a statement of your own are
 /// not seen: an event of one that you roll back would be delivered.
 #[must_use = "dropped, it is undone"]
-pub struct Savepoint<'t, 'c, T: LibraryTransaction = tokio_postgres::Transaction<'c>> {
-    tx: &'t mut Transaction<'c, T>,
+pub struct Savepoint<'t, T: LibraryTransaction> {
+    tx: &'t mut Transaction<T>,
     /// How many writes came before it.
     mark: usize,
     name: String,
     ended: bool,
 }
 
-impl<'c, T: LibraryTransaction> Transaction<'c, T> {
+impl<T: LibraryTransaction> Transaction<T> {
     /// Sets a savepoint: what is done from here on can be undone without the rest.
     ///
     /// ```no_run
@@ -52,7 +52,7 @@ impl<'c, T: LibraryTransaction> Transaction<'c, T> {
     ///
     /// # Cancellation
     /// Safe: it is undone, and the transaction goes on.
-    pub async fn savepoint(&mut self) -> Result<Savepoint<'_, 'c, T>, store::Error> {
+    pub async fn savepoint(&mut self) -> Result<Savepoint<'_, T>, store::Error> {
         self.savepoints += 1;
         let name = format!("posthaste_{}", self.savepoints);
         let set = format!("SAVEPOINT {name}");
@@ -66,7 +66,7 @@ impl<'c, T: LibraryTransaction> Transaction<'c, T> {
     }
 }
 
-impl<T: LibraryTransaction> Savepoint<'_, '_, T> {
+impl<T: LibraryTransaction> Savepoint<'_, T> {
     /// Keeps what was done in it, as a part of the transaction around it.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl<T: LibraryTransaction> Savepoint<'_, '_, T> {
 
 pub(crate) const NOT_UNDONE: &str = "a savepoint could not be undone; roll back the transaction";
 
-impl<T: LibraryTransaction> Drop for Savepoint<'_, '_, T> {
+impl<T: LibraryTransaction> Drop for Savepoint<'_, T> {
     fn drop(&mut self) {
         if !self.ended {
             drop(self.undo());
@@ -124,21 +124,21 @@ impl<T: LibraryTransaction> Drop for Savepoint<'_, '_, T> {
     }
 }
 
-impl<'c, T: LibraryTransaction> Deref for Savepoint<'_, 'c, T> {
-    type Target = Transaction<'c, T>;
+impl<T: LibraryTransaction> Deref for Savepoint<'_, T> {
+    type Target = Transaction<T>;
 
-    fn deref(&self) -> &Transaction<'c, T> {
+    fn deref(&self) -> &Transaction<T> {
         self.tx
     }
 }
 
-impl<'c, T: LibraryTransaction> DerefMut for Savepoint<'_, 'c, T> {
-    fn deref_mut(&mut self) -> &mut Transaction<'c, T> {
+impl<T: LibraryTransaction> DerefMut for Savepoint<'_, T> {
+    fn deref_mut(&mut self) -> &mut Transaction<T> {
         self.tx
     }
 }
 
-impl<T: LibraryTransaction> fmt::Debug for Savepoint<'_, '_, T> {
+impl<T: LibraryTransaction> fmt::Debug for Savepoint<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Savepoint").field("name", &self.name).finish_non_exhaustive()
     }

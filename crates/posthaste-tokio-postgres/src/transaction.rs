@@ -1,7 +1,6 @@
 //! A transaction of the outbox's own, on a client that is yours.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::pin::pin;
 
@@ -44,7 +43,7 @@ const STILL_OPEN: &str = "SAVEPOINT posthaste_commit";
 /// outbox sees it when it writes (in a table in partitions it does not) and leaves the event to the poller, which delivers it
 /// after the commit if it is there. [`savepoint`](Self::savepoint) needs no such care.
 #[must_use = "dropped, it is rolled back"]
-pub struct Transaction<'c, T: LibraryTransaction = tokio_postgres::Transaction<'c>> {
+pub struct Transaction<T: LibraryTransaction> {
     outbox: Outbox<PgStore>,
     /// Nothing after the end.
     tx: Option<T>,
@@ -54,12 +53,11 @@ pub struct Transaction<'c, T: LibraryTransaction = tokio_postgres::Transaction<'
     pub(crate) savepoints: usize,
     /// Whether something is in it that should have been undone.
     pub(crate) spoilt: bool,
-    client: PhantomData<&'c mut ()>,
 }
 
-impl<T: LibraryTransaction> Transaction<'_, T> {
+impl<T: LibraryTransaction> Transaction<T> {
     pub(crate) fn new(outbox: Outbox<PgStore>, tx: T) -> Self {
-        Self { outbox, tx: Some(tx), written: Vec::new(), savepoints: 0, spoilt: false, client: PhantomData }
+        Self { outbox, tx: Some(tx), written: Vec::new(), savepoints: 0, spoilt: false }
     }
 
     /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
@@ -164,7 +162,7 @@ pub(crate) fn join(written: impl Iterator<Item = Receipt>) -> Option<Receipt> {
     written.reduce(Receipt::and)
 }
 
-impl<T: LibraryTransaction> Drop for Transaction<'_, T> {
+impl<T: LibraryTransaction> Drop for Transaction<T> {
     fn drop(&mut self) {
         self.tx = None;
         if let Some(receipt) = join(self.written.drain(..)) {
@@ -173,7 +171,7 @@ impl<T: LibraryTransaction> Drop for Transaction<'_, T> {
     }
 }
 
-impl<T: LibraryTransaction> Deref for Transaction<'_, T> {
+impl<T: LibraryTransaction> Deref for Transaction<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -181,13 +179,13 @@ impl<T: LibraryTransaction> Deref for Transaction<'_, T> {
     }
 }
 
-impl<T: LibraryTransaction> DerefMut for Transaction<'_, T> {
+impl<T: LibraryTransaction> DerefMut for Transaction<T> {
     fn deref_mut(&mut self) -> &mut T {
         self.tx.as_mut().expect(ENDED)
     }
 }
 
-impl<T: LibraryTransaction> fmt::Debug for Transaction<'_, T> {
+impl<T: LibraryTransaction> fmt::Debug for Transaction<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Transaction").field("writes", &self.written.len()).finish_non_exhaustive()
     }

@@ -6,6 +6,7 @@ use posthaste_core::store::AdminStore;
 use posthaste_core::{CommitError, Outbox};
 use posthaste_sql::PgStore;
 use posthaste_tokio_postgres::{DeadpoolTransaction, OutboxExt};
+use tokio::task::JoinSet;
 use tokio_postgres::{IsolationLevel, NoTls};
 
 use crate::support::{Database, assert_outside, cut_short, event, eventually, told, within};
@@ -110,6 +111,31 @@ async fn write_with(outbox: &Outbox<PgStore>, pool: &Pool) {
     let one = || posthaste_core::Event::of_json("Happened", "{}");
     tx.write_all([one(), one(), one()]).await.unwrap();
     tx.commit().await.unwrap();
+}
+
+/// Tasks of several threads share a pool and an outbox.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_tasks_share_a_pool() {
+    let database = Database::new().await;
+    let (outbox, _, _inbox) = database.outbox().await;
+    let pool = Pool::builder(Manager::new(database.config(), NoTls)).max_size(3).build().unwrap();
+    let mut tasks = JoinSet::new();
+    for _ in 0..8 {
+        let (outbox, pool) = (outbox.clone(), pool.clone());
+        tasks.spawn(async move {
+            for _ in 0..25 {
+                write_with(&outbox, &pool).await;
+                let mut client = pool.get().await.unwrap();
+                let tx = client.transaction().await.unwrap();
+                let receipt = outbox.write_in(&tx, posthaste_core::Event::of_json("Happened", "{}")).await.unwrap();
+                tx.commit().await.unwrap();
+                receipt.dispatch();
+            }
+        });
+    }
+    within("all are done", tasks.join_all()).await;
+    outbox.shutdown().await;
+    assert_eq!(outbox.store().counts().await.unwrap().done, 800);
 }
 
 /// A thousand transactions on one client.

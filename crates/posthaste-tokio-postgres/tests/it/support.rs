@@ -235,9 +235,12 @@ impl Inbox {
     }
 }
 
-/// A hook that remembers what it was told: the step, and the ids.
+/// What a [`Witness`] was told: the step, and the ids.
+type Told = (&'static str, Vec<String>);
+
+/// A hook that remembers what it was told.
 #[derive(Clone, Default)]
-pub(crate) struct Witness(Arc<Mutex<Vec<(&'static str, Vec<String>)>>>);
+pub(crate) struct Witness(Arc<Mutex<Vec<Told>>>);
 
 impl Witness {
     fn note(&self, step: &'static str, rows: &[NewRow]) -> Result<(), HookError> {
@@ -246,7 +249,7 @@ impl Witness {
     }
 
     /// What it was told since it was asked last.
-    pub(crate) fn told(&self) -> Vec<(&'static str, Vec<String>)> {
+    pub(crate) fn told(&self) -> Vec<Told> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 }
@@ -271,7 +274,7 @@ pub(crate) fn event(id: &str) -> Event {
 }
 
 /// What a hook hears of these ids.
-pub(crate) fn told(step: &'static str, ids: &[&str]) -> (&'static str, Vec<String>) {
+pub(crate) fn told(step: &'static str, ids: &[&str]) -> Told {
     (step, ids.iter().map(ToString::to_string).collect())
 }
 

@@ -383,6 +383,38 @@ async fn case_21_duplicate_id() {
     inbox.assert_empty();
 }
 
+/// Everything can be awaited in a task that may change threads.
+#[tokio::test]
+async fn every_future_can_be_spawned() {
+    let database = Database::new().await;
+    let (outbox, _, mut inbox) = database.outbox().await;
+    let mut client = database.client().await;
+    let task = tokio::spawn({
+        let outbox = outbox.clone();
+        async move {
+            let mut tx = outbox.begin_on(client.build_transaction().read_only(false)).await.unwrap();
+            tx.write_all(["a", "b"].into_iter().map(event)).await.unwrap();
+            let mut savepoint = tx.savepoint().await.unwrap();
+            savepoint.write(event("c")).await.unwrap();
+            savepoint.rollback().await.unwrap();
+            let savepoint = tx.savepoint().await.unwrap();
+            savepoint.commit().await.unwrap();
+            tx.commit().await.unwrap();
+            outbox.begin_on(&mut client).await.unwrap().rollback().await.unwrap();
+            let tx = client.transaction().await.unwrap();
+            let receipt = outbox.write_all_in(&tx, ["d"].into_iter().map(event)).await.unwrap();
+            tx.commit().await.unwrap();
+            receipt.dispatch();
+        }
+    });
+    within("it is done", task).await.unwrap();
+    for _ in ["a", "b", "d"] {
+        inbox.next().await;
+    }
+    outbox.shutdown().await;
+    inbox.assert_empty();
+}
+
 /// What else the database may say.
 #[tokio::test]
 async fn errors_have_their_kind() {
