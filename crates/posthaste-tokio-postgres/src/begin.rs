@@ -2,11 +2,13 @@
 
 use tokio_postgres::Error;
 
-/// What [`begin_on`](crate::OutboxExt::begin_on) begins a transaction on: `&mut client`, or a builder of transactions, which
-/// knows isolation levels.
+/// What [`begin_on`](crate::OutboxExt::begin_on) begins a transaction on: `&mut client`, or a builder of transactions,
+/// which knows isolation levels.
 ///
 /// ```no_run
-/// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+/// # mod posthaste {
+/// #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+/// # }
 /// use posthaste::tokio_postgres::OutboxExt;
 /// use posthaste::{Event, Outbox, PgStore};
 /// use tokio_postgres::{Client, IsolationLevel};

@@ -25,8 +25,8 @@ pub(crate) enum Failure {
     Open(store::Error),
 }
 
-/// Each statement goes to the server and back once, without being prepared, so that it works behind any pooler. The first that
-/// is refused ends the transaction, or the savepoint, with all of them.
+/// Each statement goes to the server and back once, without being prepared, so that it works behind any pooler. The
+/// first that is refused ends the transaction, or the savepoint, with all of them.
 pub(crate) async fn insert(store: &PgStore, tx: &Transaction<'_>, rows: &[NewRow]) -> Result<Place, Failure> {
     let mut place = Place::Transaction;
     for insert in store.inserts(rows) {

@@ -1,10 +1,13 @@
-//! Events written in transactions of [tokio-postgres](tokio_postgres), and of deadpool-postgres with the feature `deadpool`.
+//! Events written in transactions of [tokio-postgres](tokio_postgres), and of deadpool-postgres with the feature
+//! `deadpool`.
 //!
-//! The outbox itself stays on a [`PgStore`], whose pool of sqlx delivers; a few connections are enough for it. What is written is
-//! written by your client, in your transaction:
+//! The outbox itself stays on a [`PgStore`], whose pool of sqlx delivers; a few connections are enough for it. What is
+//! written is written by your client, in your transaction:
 //!
 //! ```no_run
-//! # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+//! # mod posthaste {
+//! #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+//! # }
 //! use posthaste::tokio_postgres::OutboxExt;
 //! use posthaste::{Delivery, Event, Outbox, PgStore};
 //! use tokio_postgres::NoTls;
@@ -33,14 +36,14 @@
 //! # }
 //! ```
 //!
-//! [`begin_on`](OutboxExt::begin_on) takes a client, a client of a deadpool, or a builder of transactions of either. If the
-//! transaction is to stay yours, [`write_in`](OutboxExt::write_in) writes into it and gives a [`Receipt`].
+//! [`begin_on`](OutboxExt::begin_on) takes a client, a client of a deadpool, or a builder of transactions of either. If
+//! the transaction is to stay yours, [`write_in`](OutboxExt::write_in) writes into it and gives a [`Receipt`].
 //!
 //! # Futures that are dropped
 //!
-//! No transaction is left open by one: what was begun is rolled back before the next statement of that client, also when it
-//! is back in its pool, and a commit that was sent goes on to its end. Nobody hears of that end then, so the events are left to
-//! the poller, which looks for them at once.
+//! No transaction is left open by one: what was begun is rolled back before the next statement of that client, also
+//! when it is back in its pool, and a commit that was sent goes on to its end. Nobody hears of that end then, so the
+//! events are left to the poller, which looks for them at once.
 
 mod begin;
 mod fault;
@@ -69,7 +72,9 @@ pub trait OutboxExt: sealed::Outbox {
     /// Begins a transaction in which your own statements and events go together. Use it as the transaction that it is.
     ///
     /// ```no_run
-    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+    /// # mod posthaste {
+    /// #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+    /// # }
     /// use posthaste::tokio_postgres::OutboxExt;
     /// use posthaste::{Event, Outbox, PgStore};
     /// use tokio_postgres::Client;
@@ -93,11 +98,13 @@ pub trait OutboxExt: sealed::Outbox {
         on: B,
     ) -> impl Future<Output = Result<Transaction<B::Transaction>, store::Error>> + Send;
 
-    /// Writes an event in a transaction that is yours. Call [`Receipt::dispatch`] after its commit; without it the poller
-    /// delivers the event, a little later.
+    /// Writes an event in a transaction that is yours. Call [`Receipt::dispatch`] after its commit; without it the
+    /// poller delivers the event, a little later.
     ///
     /// ```no_run
-    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+    /// # mod posthaste {
+    /// #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+    /// # }
     /// use posthaste::tokio_postgres::OutboxExt;
     /// use posthaste::{Event, Outbox, PgStore};
     /// use tokio_postgres::Client;
@@ -111,13 +118,15 @@ pub trait OutboxExt: sealed::Outbox {
     /// # }
     /// ```
     ///
-    /// If a statement of the transaction has failed, roll it back, even if you can do without that statement: PostgreSQL then
-    /// answers the commit with success, and commits nothing. The transaction of [`begin_on`](Self::begin_on) notices that.
-    /// An event that is written in a savepoint is left to the poller.
+    /// If a statement of the transaction has failed, roll it back, even if you can do without that statement:
+    /// PostgreSQL then answers the commit with success, and commits nothing. The transaction of
+    /// [`begin_on`](Self::begin_on) notices that. An event that is written in a savepoint is left to the poller.
     ///
     /// A client, in which no transaction is open, is not accepted:
     /// ```compile_fail,E0308
-    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+    /// # mod posthaste {
+    /// #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+    /// # }
     /// # use posthaste::tokio_postgres::OutboxExt;
     /// # use posthaste::{Event, Outbox, PgStore};
     /// # use tokio_postgres::Client;
@@ -128,8 +137,8 @@ pub trait OutboxExt: sealed::Outbox {
     /// ```
     ///
     /// # Errors
-    /// When the event is not acceptable or the database does not take it. If it was the database, the transaction can only be
-    /// rolled back, at least to a savepoint before the write.
+    /// When the event is not acceptable or the database does not take it. If it was the database, the transaction can
+    /// only be rolled back, at least to a savepoint before the write.
     ///
     /// # Cancellation
     /// Whether the event was inserted is then open; roll the transaction back, or the poller delivers it if it was.
@@ -141,7 +150,8 @@ pub trait OutboxExt: sealed::Outbox {
         self.write_all_in(tx, [event])
     }
 
-    /// Writes several events in a transaction that is yours, in few statements. Otherwise like [`write_in`](Self::write_in).
+    /// Writes several events in a transaction that is yours, in few statements. Otherwise like
+    /// [`write_in`](Self::write_in).
     ///
     /// # Errors
     /// When an event is not acceptable or the database does not take them; none of them is written then.
@@ -186,7 +196,9 @@ impl OutboxExt for Outbox<PgStore> {
 
 /// A transaction of a deadpool is accepted, and begun by the outbox as well:
 /// ```
-/// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+/// # mod posthaste {
+/// #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+/// # }
 /// # use posthaste::tokio_postgres::OutboxExt;
 /// # use posthaste::{Event, Outbox, PgStore};
 /// # async fn example(outbox: Outbox<PgStore>, pool: deadpool_postgres::Pool) -> Result<(), Box<dyn std::error::Error>> {
@@ -201,7 +213,9 @@ impl OutboxExt for Outbox<PgStore> {
 /// ```
 /// A pool is not:
 /// ```compile_fail,E0308
-/// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+/// # mod posthaste {
+/// #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+/// # }
 /// # use posthaste::tokio_postgres::OutboxExt;
 /// # use posthaste::{Event, Outbox, PgStore};
 /// # async fn example(outbox: Outbox<PgStore>, pool: deadpool_postgres::Pool) -> Result<(), Box<dyn std::error::Error>> {
@@ -210,7 +224,9 @@ impl OutboxExt for Outbox<PgStore> {
 /// # }
 /// ```
 /// ```compile_fail,E0277
-/// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+/// # mod posthaste {
+/// #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+/// # }
 /// # use posthaste::tokio_postgres::OutboxExt;
 /// # use posthaste::{Event, Outbox, PgStore};
 /// # async fn example(outbox: Outbox<PgStore>, mut pool: deadpool_postgres::Pool) -> Result<(), Box<dyn std::error::Error>> {
@@ -220,7 +236,9 @@ impl OutboxExt for Outbox<PgStore> {
 /// ```
 /// Nor is a client that the pool gave:
 /// ```compile_fail,E0308
-/// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+/// # mod posthaste {
+/// #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+/// # }
 /// # use posthaste::tokio_postgres::OutboxExt;
 /// # use posthaste::{Event, Outbox, PgStore};
 /// # async fn example(outbox: Outbox<PgStore>, pool: deadpool_postgres::Pool) -> Result<(), Box<dyn std::error::Error>> {

@@ -13,9 +13,9 @@ use crate::transaction::{Transaction, answered, join};
 
 /// A part of a [`Transaction`] that can be undone alone: its statements and its events, together.
 ///
-/// It is used as the transaction is, and may have savepoints of its own. Dropping it undoes it. What it keeps is delivered when
-/// the transaction around it commits, and not before. Inside of it, savepoints that are set by a statement of your own are
-/// not seen: an event of one that you roll back would be delivered.
+/// It is used as the transaction is, and may have savepoints of its own. Dropping it undoes it. What it keeps is
+/// delivered when the transaction around it commits, and not before. Inside of it, savepoints that are set by a
+/// statement of your own are not seen: an event of one that you roll back would be delivered.
 #[must_use = "dropped, it is undone"]
 pub struct Savepoint<'t, T: LibraryTransaction> {
     tx: &'t mut Transaction<T>,
@@ -29,7 +29,9 @@ impl<T: LibraryTransaction> Transaction<T> {
     /// Sets a savepoint: what is done from here on can be undone without the rest.
     ///
     /// ```no_run
-    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+    /// # mod posthaste {
+    /// #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+    /// # }
     /// use posthaste::tokio_postgres::OutboxExt;
     /// use posthaste::{Event, Outbox, PgStore};
     /// use tokio_postgres::Client;

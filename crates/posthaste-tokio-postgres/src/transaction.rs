@@ -15,9 +15,9 @@ use crate::fault;
 use crate::insert::{Failure, Place, insert};
 use crate::savepoint::NOT_UNDONE;
 
-/// Asked together with the commit: PostgreSQL answers the COMMIT of a transaction in which a statement had failed with success,
-/// and rolls back, and it answers one without a transaction with success, too. This is refused in both cases, and otherwise
-/// ends with the commit.
+/// Asked together with the commit: PostgreSQL answers the COMMIT of a transaction in which a statement had failed with
+/// success, and rolls back, and it answers one without a transaction with success, too. This is refused in both cases,
+/// and otherwise ends with the commit.
 const STILL_OPEN: &str = "SAVEPOINT posthaste_commit";
 
 /// A transaction in which your own statements and events go together.
@@ -25,7 +25,9 @@ const STILL_OPEN: &str = "SAVEPOINT posthaste_commit";
 /// Dereferences to the transaction of the library, so it is used like one. Dropping it rolls back.
 ///
 /// ```no_run
-/// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; pub use posthaste_tokio_postgres as tokio_postgres; }
+/// # mod posthaste {
+/// #     pub use {posthaste_core::*, posthaste_sql::*, posthaste_tokio_postgres as tokio_postgres};
+/// # }
 /// use posthaste::tokio_postgres::OutboxExt;
 /// use posthaste::{Event, Outbox, PgStore};
 /// use tokio_postgres::Client;
@@ -39,9 +41,9 @@ const STILL_OPEN: &str = "SAVEPOINT posthaste_commit";
 /// # }
 /// ```
 ///
-/// A savepoint that the library sets in it is still open after its rollback, and so is one by a statement of your own. The
-/// outbox sees it when it writes (in a table in partitions it does not) and leaves the event to the poller, which delivers it
-/// after the commit if it is there. [`savepoint`](Self::savepoint) needs no such care.
+/// A savepoint that the library sets in it is still open after its rollback, and so is one by a statement of your own.
+/// The outbox sees it when it writes (in a table in partitions it does not) and leaves the event to the poller, which
+/// delivers it after the commit if it is there. [`savepoint`](Self::savepoint) needs no such care.
 #[must_use = "dropped, it is rolled back"]
 pub struct Transaction<T: LibraryTransaction> {
     outbox: Outbox<PgStore>,
@@ -63,8 +65,8 @@ impl<T: LibraryTransaction> Transaction<T> {
     /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
     ///
     /// # Errors
-    /// When the event is not acceptable or the database does not take it. If it was the database, the transaction can only be
-    /// rolled back, at least to a savepoint before the write.
+    /// When the event is not acceptable or the database does not take it. If it was the database, the transaction can
+    /// only be rolled back, at least to a savepoint before the write.
     ///
     /// # Cancellation
     /// Whether the event was inserted is then open; if the transaction commits with it, the poller delivers it.
@@ -95,11 +97,12 @@ impl<T: LibraryTransaction> Transaction<T> {
     /// Commits. Its events are delivered from here on.
     ///
     /// # Errors
-    /// Says whether it is certain that nothing was committed, which is also so when a statement of the transaction had failed.
-    /// When it is not certain, and it was committed, its events are delivered.
+    /// Says whether it is certain that nothing was committed, which is also so when a statement of the transaction had
+    /// failed. When it is not certain, and it was committed, its events are delivered.
     ///
     /// # Cancellation
-    /// A commit that was begun goes on to its end, but nobody hears of it: if it was committed, the poller delivers its events.
+    /// A commit that was begun goes on to its end, but nobody hears of it: if it was committed, the poller delivers its
+    /// events.
     pub async fn commit(mut self) -> Result<(), CommitError> {
         let tx = self.tx.take().expect(ENDED);
         let receipt = join(self.written.drain(..));
