@@ -96,6 +96,9 @@ async function drain(peer, pool, { events }) {
   for (let first = 0; first < events; first += FILL) {
     await fill(peer, pool, range(first, Math.min(first + FILL, events)));
   }
+  // As it is done for the others: the server knows then how large the tables are.
+  await pool.query("VACUUM ANALYZE");
+  await pool.query("CHECKPOINT");
   const handled = new Handled(events);
   const unfinished = async () => Number((await pool.query(peer.unfinished)).rows[0].count);
   const startedAt = performance.now();

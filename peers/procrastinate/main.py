@@ -7,6 +7,7 @@ import json
 import logging
 import time
 
+import psycopg
 from procrastinate import App, PsycopgConnector
 
 WRITERS = 8
@@ -137,6 +138,10 @@ async def write_many(peer, args):
 async def drain(peer, args):
     for first in range(0, args.events, FILL):
         await peer.enqueue_alone(range(first, min(first + FILL, args.events)))
+    # As it is done for the others: the server knows then how large the tables are.
+    async with await psycopg.AsyncConnection.connect(args.url, autocommit=True) as connection:
+        await connection.execute("VACUUM ANALYZE")
+        await connection.execute("CHECKPOINT")
     handled = Handled(args.events)
     started_at = time.perf_counter()
     async with peer.working(handled):

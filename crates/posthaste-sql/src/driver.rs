@@ -42,9 +42,10 @@ pub trait DriverStore: Store {
 
 /// A statement that inserts rows.
 ///
-/// On PostgreSQL it returns one row with one column, `nested`: true if the transaction has a savepoint in which this happened,
-/// so that the [`Receipt`](posthaste_core::Receipt) has to be told ([`nested`](posthaste_core::Receipt::nested)). On the other
-/// databases it returns nothing.
+/// On PostgreSQL it returns one row with the columns `nested`, true if the transaction has a savepoint in which this happened,
+/// so that the [`Receipt`](posthaste_core::Receipt) has to be told ([`nested`](posthaste_core::Receipt::nested)), and `known`,
+/// false if that could not be seen, as in a table in partitions; `nested` is then true. On the other databases it returns
+/// nothing.
 #[derive(Clone, Debug)]
 pub struct Insert<'r> {
     /// The statement. Its parameters are `$1`, `$2` and so on for PostgreSQL, and `?` for the others.

@@ -162,6 +162,8 @@
 //! | `mysql` | `MySqlStore`, for MySQL and MariaDB | |
 //! | `axum` | `axum`: one transaction per request | |
 //! | `diesel` | `diesel`: events in transactions of diesel-async, with `postgres` or `sqlite` | |
+//! | `tokio-postgres` | `tokio_postgres`, to write in transactions of tokio-postgres, and `postgres` | |
+//! | `deadpool` | the same for clients of deadpool-postgres | |
 //! | `tls` | encrypted connections to PostgreSQL, MariaDB and MySQL | |
 //! | `metrics` | `metrics::FacadeMetrics`, which reports to the facade of that name | |
 //! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
@@ -191,6 +193,8 @@ pub mod testing;
 
 #[cfg(feature = "axum")]
 pub use posthaste_axum as axum;
+#[cfg(feature = "tokio-postgres")]
+pub use posthaste_tokio_postgres as tokio_postgres;
 
 pub use posthaste_core::{
     AggregateType, BatchListener, Closed, CommitError, Current, Delivery, Dispatcher, Event, EventBuilder, EventId,

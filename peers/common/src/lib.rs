@@ -109,7 +109,7 @@ pub fn main<P: Peer>() -> anyhow::Result<()> {
         match args.workload {
             Workload::W => workload::write_one(&peer, args.seconds).await,
             Workload::W100 => workload::write_many(&peer, args.seconds).await,
-            Workload::D => workload::drain(&peer, args.events).await,
+            Workload::D => workload::drain(&peer, args.events, &args.url).await,
             Workload::L => workload::latency(&peer, &P::connect(&args.url).await?, args.rate, args.seconds).await,
         }
     })?;

@@ -41,10 +41,11 @@ pub(crate) async fn write_many<P: Peer>(peer: &P, seconds: u64) -> anyhow::Resul
 }
 
 /// D: from the start of the worker to the last event that is done in the database.
-pub(crate) async fn drain<P: Peer>(peer: &P, events: usize) -> anyhow::Result<Value> {
+pub(crate) async fn drain<P: Peer>(peer: &P, events: usize, url: &str) -> anyhow::Result<Value> {
     for first in (0..events).step_by(FILL) {
         enqueue(peer, first..events.min(first + FILL)).await?;
     }
+    settle_down(url).await?;
 
     let handled = Arc::new(Handled::expect(events));
     let started_at = Instant::now();
@@ -60,6 +61,18 @@ pub(crate) async fn drain<P: Peer>(peer: &P, events: usize) -> anyhow::Result<Va
     let rate = meanwhile(peer, &handled, done).await?;
     handled.check()?;
     Ok(json!({ "workload": "D", "value": rate, "unit": "events/s" }))
+}
+
+/// Does what the server would do a little later by itself, in the middle of a measurement or not. It knows then how large the
+/// tables are, as it does in a service that has run for a while.
+async fn settle_down(url: &str) -> anyhow::Result<()> {
+    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
+    let connection = tokio::spawn(connection);
+    for statement in ["VACUUM ANALYZE", "CHECKPOINT"] {
+        client.batch_execute(statement).await?;
+    }
+    drop(client);
+    Ok(connection.await??)
 }
 
 /// L: from the end of a commit to the start of its handler, with one pool to write and others to work.

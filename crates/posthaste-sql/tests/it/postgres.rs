@@ -1,6 +1,7 @@
 //! What is particular to the PostgreSQL store.
 
 mod cancel;
+mod driver;
 mod fault;
 mod migration;
 mod outage;

@@ -1,0 +1,62 @@
+//! Inserting rows by means of tokio-postgres.
+
+use posthaste_core::store::{self, NewRow};
+use posthaste_sql::PgStore;
+use posthaste_sql::driver::{DriverStore, Parameter};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Row, Transaction};
+
+use crate::fault;
+
+/// Where rows were inserted, by what the database says.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    Transaction,
+    /// In a table in partitions it cannot be seen.
+    NotSeen,
+    Savepoint,
+}
+
+/// Why rows were not inserted.
+pub(crate) enum Failure {
+    /// The database refused them: nothing of them is in the transaction.
+    Refused(store::Error),
+    /// There was no answer that says so.
+    Open(store::Error),
+}
+
+/// Each statement goes to the server and back once, without being prepared, so that it works behind any pooler. The
+/// first that is refused ends the transaction, or the savepoint, with all of them.
+pub(crate) async fn insert(store: &PgStore, tx: &Transaction<'_>, rows: &[NewRow]) -> Result<Place, Failure> {
+    let mut place = Place::Transaction;
+    for insert in store.inserts(rows) {
+        let parameters: Vec<_> = insert.parameters.iter().map(typed).collect();
+        match tx.query_typed(&insert.sql, &parameters).await {
+            Ok(answer) => place = place.max(place_of(&answer)),
+            Err(error) => {
+                let refused = error.as_db_error().is_some();
+                let error = fault::of_insert(store, rows, error);
+                return Err(if refused { Failure::Refused(error) } else { Failure::Open(error) });
+            }
+        }
+    }
+    Ok(place)
+}
+
+fn typed<'p>(parameter: &'p Parameter<'_>) -> (&'p (dyn ToSql + Sync), Type) {
+    match parameter {
+        Parameter::Text(text) => (text, Type::TEXT),
+        Parameter::Bytes(bytes) => (bytes, Type::BYTEA),
+        Parameter::Number(number) => (number, Type::INT8),
+        _ => unreachable!("the store and this crate have the same version, and the same kinds of parameters"),
+    }
+}
+
+fn place_of(answer: &[Row]) -> Place {
+    let says = |column| answer.first().and_then(|row| row.try_get::<_, bool>(column).ok());
+    match (says("known"), says("nested")) {
+        (Some(true), Some(false)) => Place::Transaction,
+        (Some(false), _) => Place::NotSeen,
+        _ => Place::Savepoint,
+    }
+}
