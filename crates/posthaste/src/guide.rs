@@ -9,6 +9,10 @@ mod getting_started {}
 #[doc = include_str!("../../../docs/guide/servers.md")]
 mod servers {}
 
+#[cfg(all(feature = "axum", feature = "diesel", feature = "sea-orm", feature = "tokio-postgres"))]
+#[doc = include_str!("../../../docs/guide/adopting.md")]
+mod adopting {}
+
 #[doc = include_str!("../../../docs/guide/listeners.md")]
 mod listeners {}
 
