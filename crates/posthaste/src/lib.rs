@@ -162,6 +162,7 @@
 //! | `mysql` | `MySqlStore`, for MySQL and MariaDB | |
 //! | `tls` | encrypted connections to PostgreSQL, MariaDB and MySQL | |
 //! | `metrics` | `metrics::FacadeMetrics`, which reports to the facade of that name | |
+//! | `opentelemetry` | `opentelemetry::TraceContext`, with which a trace goes on from the request to the delivery | |
 //! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
 //!
 //! [`MemoryStore`], for tests, is always there. What needs a feature says so in its first lines.
@@ -170,6 +171,7 @@
     doctest,
     feature = "derive",
     feature = "mysql",
+    feature = "opentelemetry",
     feature = "postgres",
     feature = "sqlite",
     feature = "testing"
@@ -177,18 +179,21 @@
 mod guide;
 
 pub use posthaste_core::{
-    dispatcher, event, hook, inflight, interceptor, listener, memory, metrics, options, outbox, poller, registry,
-    retry, signal, store, time, wake,
+    dispatcher, event, hook, inflight, instrument, interceptor, listener, memory, metrics, options, outbox, poller,
+    registry, retry, signal, store, time, wake,
 };
+
+#[cfg(feature = "opentelemetry")]
+pub use posthaste_opentelemetry as opentelemetry;
 
 #[cfg(feature = "testing")]
 pub mod testing;
 
 pub use posthaste_core::{
     AggregateType, BatchListener, Closed, CommitError, Current, Delivery, Dispatcher, Event, EventBuilder, EventId,
-    EventType, Failure, FanOut, Handle, Interceptor, IntoEvent, Listener, MemoryStore, Metrics, NoTransaction, Options,
-    Outbox, OutboxBuilder, Outcome, Poller, Receipt, Registry, RetryPolicy, Savepoint, Status, Timestamp, Transaction,
-    TransactionError, TypedEvent, Verdict, WriteError, WriteHook,
+    EventType, Failure, FanOut, Handle, Instrument, Interceptor, IntoEvent, Listener, MemoryStore, Metrics,
+    NoTransaction, Options, Outbox, OutboxBuilder, Outcome, Poller, Receipt, Registry, RetryPolicy, Savepoint, Status,
+    Timestamp, Transaction, TransactionError, TypedEvent, Verdict, WriteError, WriteHook,
 };
 
 // The derive beside the type of the same name, as with serde's traits: one import brings both.
