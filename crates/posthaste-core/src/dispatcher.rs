@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::handback::Handback;
 use crate::hook::WriteHook;
 use crate::inflight::{InFlight, Token};
+use crate::instrument::Instrument;
 use crate::interceptor::{AnyInterceptor, Interceptor};
 use crate::keeper::Keeper;
 use crate::listener::{Delivery, Path, call};
@@ -87,6 +88,7 @@ pub struct DispatcherBuilder {
     options: Options,
     leases: Option<Arc<Leases>>,
     interceptors: Vec<Arc<dyn AnyInterceptor>>,
+    instruments: Vec<Arc<dyn Instrument>>,
     metrics: Arc<dyn Metrics>,
     jitter: Jitter,
     poller: Wake,
@@ -102,6 +104,7 @@ impl Dispatcher {
             options: Options::default(),
             leases: None,
             interceptors: Vec::new(),
+            instruments: Vec::new(),
             metrics: Arc::new(NoMetrics),
             jitter: Jitter::default(),
             poller: Wake::new(),
@@ -188,6 +191,17 @@ impl DispatcherBuilder {
         self
     }
 
+    /// Adds what measures every delivery, inside of what was added before.
+    pub fn instrument(mut self, instrument: impl Instrument) -> Self {
+        self.instruments.push(Arc::new(instrument));
+        self
+    }
+
+    pub(crate) fn instruments(mut self, instruments: Vec<Arc<dyn Instrument>>) -> Self {
+        self.instruments = instruments;
+        self
+    }
+
     pub(crate) fn leases(mut self, leases: Arc<Leases>) -> Self {
         self.leases = Some(leases);
         self
@@ -261,6 +275,7 @@ impl DispatcherBuilder {
             in_flight: Arc::clone(&in_flight),
             registry: Arc::new(self.registry),
             interceptors: self.interceptors.into(),
+            instruments: self.instruments.into(),
             retry: options.retry_policy(),
             time_limit: options.listener_time_limit,
             lease_duration: options.lease,

@@ -12,7 +12,8 @@ use crate::listener::{Delivery, Failure, Verdict};
 /// failure in `after` is logged and changes nothing. Each call has the time limit of the options.
 ///
 /// What belongs to one listener, or has to hold something while it runs (a place, a span, a lock), or changes the event or the
-/// answer, is put [around that listener](crate::listener#around-a-listener) instead.
+/// answer, is put [around that listener](crate::listener#around-a-listener) instead. A span of every delivery is made by an
+/// [`Instrument`](crate::Instrument).
 ///
 /// ```
 /// # extern crate posthaste_core as posthaste;

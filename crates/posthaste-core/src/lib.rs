@@ -9,6 +9,7 @@ mod kill_point;
 pub mod event;
 pub mod time;
 
+pub mod instrument;
 pub mod interceptor;
 pub mod listener;
 pub mod registry;
@@ -42,6 +43,7 @@ pub mod testing;
 pub use dispatcher::{Closed, Dispatcher};
 pub use event::{AggregateType, Event, EventBuilder, EventId, EventType, IntoEvent, TypedEvent};
 pub use hook::WriteHook;
+pub use instrument::Instrument;
 pub use interceptor::Interceptor;
 pub use listener::{BatchListener, Delivery, Failure, FanOut, Handle, Listener, Outcome, Verdict};
 pub use memory::MemoryStore;

@@ -20,7 +20,8 @@
 //! They are for one listener, and run around its call: they can hold something while it runs, keep the event from it, give it
 //! another event, or answer something else. An [`Interceptor`](crate::Interceptor) is for all listeners of an outbox, batches
 //! included, and runs before and after: it can look, and keep an event from its listener, but hold nothing and change nothing.
-//! For auditing everything take an interceptor; for what belongs to one listener, wrap it.
+//! For auditing everything take an interceptor; for what belongs to one listener, wrap it. What must be entered whenever a
+//! delivery runs, such as a span, is an [`Instrument`](crate::Instrument) for all listeners.
 
 mod adapters;
 mod around;

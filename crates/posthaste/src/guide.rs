@@ -22,6 +22,9 @@ mod dead_letters {}
 #[doc = include_str!("../../../docs/guide/many-nodes.md")]
 mod many_nodes {}
 
+#[doc = include_str!("../../../docs/guide/tracing.md")]
+mod tracing {}
+
 #[doc = include_str!("../../../docs/guide/testing.md")]
 mod testing {}
 

@@ -166,6 +166,7 @@
 //! | `deadpool` | the same for clients of deadpool-postgres | |
 //! | `tls` | encrypted connections to PostgreSQL, MariaDB and MySQL | |
 //! | `metrics` | `metrics::FacadeMetrics`, which reports to the facade of that name | |
+//! | `opentelemetry` | `opentelemetry::TraceContext`, with which a trace goes on from the request to the delivery | |
 //! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
 //!
 //! [`MemoryStore`], for tests, is always there. What needs a feature says so in its first lines.
@@ -174,6 +175,7 @@
     doctest,
     feature = "derive",
     feature = "mysql",
+    feature = "opentelemetry",
     feature = "postgres",
     feature = "sqlite",
     feature = "testing"
@@ -181,12 +183,14 @@
 mod guide;
 
 pub use posthaste_core::{
-    dispatcher, event, hook, inflight, interceptor, listener, memory, metrics, options, outbox, poller, registry,
-    retry, signal, store, time, wake,
+    dispatcher, event, hook, inflight, instrument, interceptor, listener, memory, metrics, options, outbox, poller,
+    registry, retry, signal, store, time, wake,
 };
 
 #[cfg(feature = "diesel")]
 pub use posthaste_diesel as diesel;
+#[cfg(feature = "opentelemetry")]
+pub use posthaste_opentelemetry as opentelemetry;
 
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -198,9 +202,9 @@ pub use posthaste_tokio_postgres as tokio_postgres;
 
 pub use posthaste_core::{
     AggregateType, BatchListener, Closed, CommitError, Current, Delivery, Dispatcher, Event, EventBuilder, EventId,
-    EventType, Failure, FanOut, Handle, Interceptor, IntoEvent, Listener, MemoryStore, Metrics, NoTransaction, Options,
-    Outbox, OutboxBuilder, Outcome, Poller, Receipt, Registry, RetryPolicy, Savepoint, Status, Timestamp, Transaction,
-    TransactionError, TypedEvent, Verdict, WriteError, WriteHook,
+    EventType, Failure, FanOut, Handle, Instrument, Interceptor, IntoEvent, Listener, MemoryStore, Metrics,
+    NoTransaction, Options, Outbox, OutboxBuilder, Outcome, Poller, Receipt, Registry, RetryPolicy, Savepoint, Status,
+    Timestamp, Transaction, TransactionError, TypedEvent, Verdict, WriteError, WriteHook,
 };
 
 // The derive beside the type of the same name, as with serde's traits: one import brings both.

@@ -12,6 +12,7 @@ use tracing::{debug, error, warn};
 use super::Work;
 use crate::hook::panic_text;
 use crate::inflight::InFlight;
+use crate::instrument::{Instrument, Measuring};
 use crate::interceptor::AnyInterceptor;
 use crate::listener::{
     AnyListener, Delivery, Failure, FailureKind, Outcome, Verdict, Verdicts, call, wrong_number_of_verdicts,
@@ -30,6 +31,7 @@ pub(crate) struct Worker {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) interceptors: Arc<[Arc<dyn AnyInterceptor>]>,
+    pub(crate) instruments: Arc<[Arc<dyn Instrument>]>,
     pub(crate) retry: RetryPolicy,
     pub(crate) time_limit: Duration,
     pub(crate) lease_duration: Duration,
@@ -45,6 +47,7 @@ pub(crate) struct Worker {
 struct Hand {
     works: Vec<Work>,
     deliveries: Vec<Delivery>,
+    actions: Vec<Action>,
 }
 
 impl Worker {
@@ -113,14 +116,18 @@ impl Worker {
             self.metrics.latency(work.delivery.path(), work.lag + work.queued_at.elapsed());
         }
         hand.deliveries.extend(hand.works.iter().map(|work| work.delivery.clone()));
+        let measuring = Measuring::begin(&self.instruments, &hand.deliveries);
         let verdicts = match listener {
-            Some(listener) => self.run_intercepted(listener, &hand.deliveries).await,
+            Some(listener) => call::measured(&measuring, self.run_intercepted(listener, &hand.deliveries)).await,
             None => hand.deliveries.iter().map(|event| Err(unroutable(event))).collect(),
         };
         let policy = listener.and_then(AnyListener::retry_policy).unwrap_or(&self.retry);
-        hand.deliveries.clear();
-        for (work, verdict) in hand.works.drain(..).zip(verdicts) {
-            let action = self.classify(&work.delivery, verdict, policy);
+        let outcomes = hand.deliveries.drain(..).zip(verdicts);
+        measuring.entered(|| {
+            hand.actions.extend(outcomes.map(|(event, verdict)| self.classify(&event, verdict, policy)));
+        });
+        measuring.end(&hand.actions);
+        for (work, action) in hand.works.drain(..).zip(hand.actions.drain(..)) {
             let place = places.next().expect("a place was reserved for each event in hand");
             place.send(settle::Settling {
                 id: work.delivery.id().clone(),

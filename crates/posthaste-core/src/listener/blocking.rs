@@ -41,13 +41,13 @@ where
             // Not run by a dispatcher.
             None => None,
         };
-        let places = call::places();
+        let (places, measuring) = (call::places(), call::measuring());
         let function = Arc::clone(&self.function);
         let event = event.clone();
         let call = move || {
             // They go with the call, however long that takes.
             let _held = (permit, places);
-            function(&event).into_verdict()
+            measuring.entered(|| function(&event).into_verdict())
         };
         match tokio::task::spawn_blocking(call).await {
             Ok(verdict) => verdict,

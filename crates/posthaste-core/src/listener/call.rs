@@ -1,5 +1,5 @@
 //! What is known of the call that a worker has under way, to whatever runs inside it: how long it has waited for a turn, which
-//! counts for no time limit; how often a limit has given an event back, untouched; and which places it holds.
+//! counts for no time limit; how often a limit has given an event back, untouched; which places it holds; and what measures it.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
+
+use crate::instrument::Measuring;
 
 tokio::task_local! {
     static CALL: Call;
@@ -23,6 +25,7 @@ struct Call {
     waits_since: Cell<Option<Instant>>,
     given_back: Cell<u64>,
     places: RefCell<Vec<Arc<OwnedSemaphorePermit>>>,
+    measuring: RefCell<Measuring>,
 }
 
 /// Runs a worker whose blocking calls share these permits.
@@ -33,6 +36,22 @@ pub(crate) async fn by_worker(blocking: Arc<Semaphore>, worker: impl Future<Outp
 /// Runs what needs to know of its call, also where no worker does.
 pub(super) async fn known<T>(run: impl Future<Output = T> + Send) -> T {
     if CALL.try_with(|_| ()).is_ok() { run.await } else { Box::pin(CALL.scope(Call::default(), run)).await }
+}
+
+/// Runs a call inside of what measures it, if anything does, and makes that known.
+pub(crate) async fn measured<T>(measuring: &Measuring, call: impl Future<Output = T>) -> T {
+    if measuring.is_empty() {
+        return call.await;
+    }
+    let _ = CALL.try_with(|call| call.measuring.replace(measuring.clone()));
+    let answer = measuring.around(call).await;
+    let _ = CALL.try_with(|call| call.measuring.take());
+    answer
+}
+
+/// What measures the call: who goes on with it on another thread enters it there.
+pub(super) fn measuring() -> Measuring {
+    CALL.try_with(|call| call.measuring.borrow().clone()).unwrap_or_default()
 }
 
 /// What the blocking calls of the dispatcher share.

@@ -13,6 +13,7 @@ use super::{Inner, Outbox, Relay};
 use crate::dispatcher::Dispatcher;
 use crate::event::{AggregateType, EventType, TypedEvent};
 use crate::hook::{Hooks, WriteHook};
+use crate::instrument::Instrument;
 use crate::interceptor::{AnyInterceptor, Interceptor};
 use crate::listener::chain;
 use crate::listener::{AnyListener, Delivery, Handle, HandleFn, IntoVerdict, typed};
@@ -65,6 +66,7 @@ pub struct OutboxBuilder<S> {
     scenario: Scenario,
     registry: Result<Registry, registry::Error>,
     interceptors: Vec<Arc<dyn AnyInterceptor>>,
+    instruments: Vec<Arc<dyn Instrument>>,
     hooks: Hooks,
     options: Options,
     metrics: Arc<dyn Metrics>,
@@ -78,6 +80,7 @@ impl<S: Store> OutboxBuilder<S> {
             scenario,
             registry: Ok(Registry::new()),
             interceptors: Vec::new(),
+            instruments: Vec::new(),
             hooks: Hooks::default(),
             options: Options::default(),
             metrics: Arc::new(NoMetrics),
@@ -254,6 +257,13 @@ impl<S: Store> OutboxBuilder<S> {
         self
     }
 
+    /// Adds what measures every delivery, around its interceptors and its listener, inside of what was added before. See
+    /// [`Instrument`] for an example.
+    pub fn instrument(mut self, instrument: impl Instrument) -> Self {
+        self.instruments.push(Arc::new(instrument));
+        self
+    }
+
     /// Adds what takes part in every write. See [`WriteHook`] for an example.
     pub fn hook(mut self, hook: impl WriteHook) -> Self {
         self.hooks.push(Arc::new(hook));
@@ -360,6 +370,7 @@ impl<S: Store> OutboxBuilder<S> {
             .options(self.options.clone())
             .leases(Arc::clone(&leases))
             .interceptors(self.interceptors)
+            .instruments(self.instruments)
             .metrics(Arc::clone(&self.metrics))
             .jitter(self.jitter.clone())
             .start()?;

@@ -5,6 +5,7 @@
 
 mod around;
 mod containment;
+mod instrument;
 mod listeners;
 mod properties;
 mod retention;
