@@ -162,6 +162,7 @@
 //! | `mysql` | `MySqlStore`, for MySQL and MariaDB | |
 //! | `tls` | encrypted connections to PostgreSQL, MariaDB and MySQL | |
 //! | `metrics` | `metrics::FacadeMetrics`, which reports to the facade of that name | |
+//! | `sea-orm` | `sea_orm`, which writes in transactions of SeaORM 2, on the databases whose features are on | |
 //! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
 //!
 //! [`MemoryStore`], for tests, is always there. What needs a feature says so in its first lines.
@@ -180,6 +181,9 @@ pub use posthaste_core::{
     dispatcher, event, hook, inflight, interceptor, listener, memory, metrics, options, outbox, poller, registry,
     retry, signal, store, time, wake,
 };
+
+#[cfg(feature = "sea-orm")]
+pub use posthaste_sea_orm as sea_orm;
 
 #[cfg(feature = "testing")]
 pub mod testing;
