@@ -5,11 +5,8 @@ use posthaste_core::CommitError;
 use posthaste_core::listener::Path;
 use posthaste_core::store::Error;
 use posthaste_sea_orm::OutboxExt;
-use sea_orm::{Database, DatabaseConnection};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
 
+use crate::between::{Cut, through};
 use crate::order::{place, placed};
 use crate::support::{Sea, Shop, event, told};
 
@@ -20,58 +17,6 @@ mod postgres {
 mod mariadb {
     use super::MariaDbFixture;
     crate::tests!(MariaDbFixture: case_18_lost_answer_of_a_commit, case_18_lost_commit);
-}
-
-/// Where a connection is cut that says COMMIT.
-#[derive(Clone, Copy)]
-enum Cut {
-    /// The server never hears of it.
-    Before,
-    /// The server has answered, and nobody hears of that.
-    After,
-}
-
-/// SeaORM on the way to the server through somebody who cuts the connection in a commit.
-async fn through(url: &str, cut: Cut) -> (DatabaseConnection, JoinSet<()>) {
-    let (start, rest) = url.split_once('@').unwrap();
-    let (server, end) = rest.split_once('/').unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("{start}@{}/{end}", listener.local_addr().unwrap());
-    let server = server.to_owned();
-    let mut tasks = JoinSet::new();
-    tasks.spawn(async move {
-        let mut pairs = JoinSet::new();
-        loop {
-            let (client, _) = listener.accept().await.unwrap();
-            let server = TcpStream::connect(&server).await.unwrap();
-            pairs.spawn(carry(client, server, cut));
-        }
-    });
-    (Database::connect(url).await.unwrap(), tasks)
-}
-
-async fn carry(mut client: TcpStream, mut server: TcpStream, cut: Cut) {
-    let (mut asked, mut answered) = ([0; 4096], [0; 4096]);
-    let mut committing = false;
-    loop {
-        tokio::select! {
-            read = client.read(&mut asked) => {
-                let Ok(length @ 1..) = read else { return };
-                committing = asked[..length].windows(6).any(|word| word == b"COMMIT");
-                if committing && matches!(cut, Cut::Before) {
-                    return;
-                }
-                server.write_all(&asked[..length]).await.unwrap();
-            }
-            read = server.read(&mut answered) => {
-                let Ok(length @ 1..) = read else { return };
-                if committing {
-                    return;
-                }
-                client.write_all(&answered[..length]).await.unwrap();
-            }
-        }
-    }
 }
 
 /// The answer to the commit was lost: a typed error and no hot dispatch; it was committed, so the poller delivers, soon.

@@ -20,6 +20,7 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
+mod between;
 mod cancel;
 mod closure;
 mod commit;

@@ -3,13 +3,18 @@
 use std::sync::{Arc, Mutex};
 
 use posthaste_conformance::{
-    Fixture, Inbox, MariaDbFixture, Meter, PgFixture, SqliteFixture, Tables, Tap, no_interval,
+    Fixture, Inbox, MariaDbFixture, Meter, PgFixture, Served, SqliteFixture, Tables, Tap, no_interval,
 };
 use posthaste_core::hook::HookError;
 use posthaste_core::store::{AdminStore, NewRow, RowState};
 use posthaste_core::{Event, EventId, Options, Outbox, WriteHook};
 use posthaste_sea_orm::{OutboxExt, SeaOrmStore};
+use sea_orm::sqlx::sqlite::SqlitePoolOptions;
+use sea_orm::sqlx::{self, Row};
 use sea_orm::{ConnectionTrait, DatabaseConnection};
+use tokio::task::JoinSet;
+
+use crate::between::{Cut, through};
 
 /// A database of its own, and SeaORM on the pool of its store.
 pub(crate) trait Sea: Tables<Store: SeaOrmStore> {
@@ -21,6 +26,12 @@ pub(crate) trait Sea: Tables<Store: SeaOrmStore> {
     const STATEMENTS_CAN_BE_CUT: bool = true;
 
     fn db(&self) -> DatabaseConnection;
+
+    /// SeaORM on one connection, on which every answer is waited for. With what it needs to live.
+    async fn cuttable(&self) -> (DatabaseConnection, JoinSet<()>);
+
+    /// The one connection is back in the pool, outside of any transaction.
+    async fn assert_outside(db: &DatabaseConnection);
 }
 
 impl Sea for PgFixture {
@@ -29,11 +40,34 @@ impl Sea for PgFixture {
     fn db(&self) -> DatabaseConnection {
         self.store().pool().clone().into()
     }
+
+    async fn cuttable(&self) -> (DatabaseConnection, JoinSet<()>) {
+        through(&self.url(), Cut::Never).await
+    }
+
+    async fn assert_outside(db: &DatabaseConnection) {
+        // Whoever is inside a transaction began it in an earlier message than this one.
+        let outside = "SELECT statement_timestamp() = transaction_timestamp()";
+        let row = sqlx::raw_sql(outside).fetch_one(db.get_postgres_connection_pool()).await.unwrap();
+        assert!(row.get::<bool, _>(0), "the connection came back inside a transaction");
+    }
 }
 
 impl Sea for SqliteFixture {
     fn db(&self) -> DatabaseConnection {
         self.store().pool().clone().into()
+    }
+
+    /// Its answers come from another thread, sometimes at once.
+    async fn cuttable(&self) -> (DatabaseConnection, JoinSet<()>) {
+        let pool = SqlitePoolOptions::new().max_connections(1);
+        let options = self.store().pool().connect_options().as_ref().clone();
+        (pool.connect_with(options).await.unwrap().into(), JoinSet::new())
+    }
+
+    async fn assert_outside(db: &DatabaseConnection) {
+        // SQLite refuses to begin a transaction inside another.
+        sqlx::raw_sql("BEGIN IMMEDIATE; ROLLBACK").execute(db.get_sqlite_connection_pool()).await.unwrap();
     }
 }
 
@@ -42,6 +76,16 @@ impl Sea for MariaDbFixture {
 
     fn db(&self) -> DatabaseConnection {
         self.store().pool().clone().into()
+    }
+
+    async fn cuttable(&self) -> (DatabaseConnection, JoinSet<()>) {
+        through(&self.url(), Cut::Never).await
+    }
+
+    async fn assert_outside(db: &DatabaseConnection) {
+        // The servers refuse this inside of a transaction.
+        let outside = sqlx::raw_sql("SET TRANSACTION READ WRITE").execute(db.get_mysql_connection_pool()).await;
+        outside.expect("the connection came back inside a transaction");
     }
 }
 
