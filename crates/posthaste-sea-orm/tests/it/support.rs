@@ -25,9 +25,12 @@ pub(crate) trait Sea: Tables<Store: SeaOrmStore> {
     /// come already, and SeaORM has no way to close such a connection.
     const STATEMENTS_CAN_BE_CUT: bool = true;
 
+    /// At how many places a transaction with a few statements can be cut at least: at each, where every answer is waited for.
+    const PLACES: usize = 6;
+
     fn db(&self) -> DatabaseConnection;
 
-    /// SeaORM on one connection, on which every answer is waited for. With what it needs to live.
+    /// SeaORM on one connection, and what that needs to live.
     async fn cuttable(&self) -> (DatabaseConnection, JoinSet<()>);
 
     /// The one connection is back in the pool, outside of any transaction.
@@ -54,11 +57,13 @@ impl Sea for PgFixture {
 }
 
 impl Sea for SqliteFixture {
+    /// Its answers come from another thread, sometimes at once.
+    const PLACES: usize = 1;
+
     fn db(&self) -> DatabaseConnection {
         self.store().pool().clone().into()
     }
 
-    /// Its answers come from another thread, sometimes at once.
     async fn cuttable(&self) -> (DatabaseConnection, JoinSet<()>) {
         let pool = SqlitePoolOptions::new().max_connections(1);
         let options = self.store().pool().connect_options().as_ref().clone();
