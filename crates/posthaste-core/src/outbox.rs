@@ -8,6 +8,7 @@ mod savepoint;
 mod transaction;
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -379,6 +380,17 @@ impl<S: WriteStore> Outbox<S> {
     /// When an event is not acceptable.
     pub fn prepare<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Receipt, event::Error> {
         Ok(Receipt::new(Arc::clone(&self.0.after), self.0.after.prepare(collect(events)?)))
+    }
+
+    /// Runs a future to its end: in place, or as a task if its caller is gone, for which [`shutdown`](Self::shutdown) waits.
+    ///
+    /// For adapters: a `BEGIN` or `COMMIT` that was sent cannot be taken back, and its connection must not return to a pool
+    /// before the answer is known.
+    pub fn finish<F>(&self, future: F) -> impl Future<Output = F::Output> + Send + use<F, S>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        finish(&self.0.tasks, future)
     }
 
     /// Asks the poller to look at the table now. For events that somebody else inserted.

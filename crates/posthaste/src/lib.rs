@@ -167,6 +167,7 @@
 //! | `tls` | encrypted connections to PostgreSQL, MariaDB and MySQL | |
 //! | `metrics` | `metrics::FacadeMetrics`, which reports to the facade of that name | |
 //! | `opentelemetry` | `opentelemetry::TraceContext`, with which a trace goes on from the request to the delivery | |
+//! | `sea-orm` | `sea_orm`, which writes in transactions of SeaORM 2, on the databases whose features are on | |
 //! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
 //!
 //! [`MemoryStore`], for tests, is always there. What needs a feature says so in its first lines.
@@ -191,6 +192,8 @@ pub use posthaste_core::{
 pub use posthaste_diesel as diesel;
 #[cfg(feature = "opentelemetry")]
 pub use posthaste_opentelemetry as opentelemetry;
+#[cfg(feature = "sea-orm")]
+pub use posthaste_sea_orm as sea_orm;
 
 #[cfg(feature = "testing")]
 pub mod testing;

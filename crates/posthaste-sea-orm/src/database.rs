@@ -1,0 +1,111 @@
+//! What differs from one database to the next.
+
+use posthaste_core::store::{CommitError, Error};
+use posthaste_sql::TableName;
+use posthaste_sql::driver::DriverStore;
+use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, DbErr};
+
+use crate::fault;
+
+/// A store whose table SeaORM's transactions can write to: `PgStore`, `MySqlStore` and `SqliteStore`, each with its feature.
+pub trait SeaOrmStore: DriverStore + sealed::Known {}
+
+pub(crate) mod sealed {
+    use super::{DbBackend, TableName};
+
+    /// What a store is asked for besides.
+    pub trait Known {
+        const BACKEND: DbBackend;
+
+        fn table_name(&self) -> &TableName;
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl sealed::Known for posthaste_sql::PgStore {
+    const BACKEND: DbBackend = DbBackend::Postgres;
+
+    fn table_name(&self) -> &TableName {
+        self.table()
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl SeaOrmStore for posthaste_sql::PgStore {}
+
+#[cfg(feature = "mysql")]
+impl sealed::Known for posthaste_sql::MySqlStore {
+    const BACKEND: DbBackend = DbBackend::MySql;
+
+    fn table_name(&self) -> &TableName {
+        self.table()
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl SeaOrmStore for posthaste_sql::MySqlStore {}
+
+#[cfg(feature = "sqlite")]
+impl sealed::Known for posthaste_sql::SqliteStore {
+    const BACKEND: DbBackend = DbBackend::Sqlite;
+
+    fn table_name(&self) -> &TableName {
+        self.table()
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl SeaOrmStore for posthaste_sql::SqliteStore {}
+
+/// Refuses another database than the one in which the table is.
+pub(crate) fn expect<S: SeaOrmStore>(found: DbBackend) -> Result<(), Error> {
+    if found == S::BACKEND {
+        return Ok(());
+    }
+    let reason = format!("the table of this outbox is in {}; use a connection to that database", name(S::BACKEND));
+    Err(Error::Config { field: "database of the transaction", value: name(found).to_owned(), reason })
+}
+
+fn name(backend: DbBackend) -> &'static str {
+    match backend {
+        DbBackend::Postgres => "PostgreSQL",
+        DbBackend::MySql => "MySQL",
+        DbBackend::Sqlite => "SQLite",
+        other => other.as_str(),
+    }
+}
+
+/// The table as it stands in a statement.
+pub(crate) fn quoted<S: SeaOrmStore>(store: &S) -> String {
+    let quote = if S::BACKEND == DbBackend::MySql { '`' } else { '"' };
+    let table = store.table_name();
+    let schema = table.schema().map_or_else(String::new, |schema| format!("{quote}{schema}{quote}."));
+    format!("{schema}{quote}{}{quote}", table.name())
+}
+
+/// PostgreSQL answers the COMMIT of a transaction in which a statement had failed with success, and rolls back. The first
+/// of these statements is refused there; otherwise it checks what the commit would check.
+const COMMIT_POSTGRES: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT AND CHAIN";
+const COMMIT_MYSQL: &str = "COMMIT AND CHAIN";
+
+/// SQLite has no chains, so this follows. Its driver would not get over a rollback that is refused.
+const CHAIN_SQLITE: &str =
+    "BEGIN; SAVEPOINT _sqlx_savepoint_1; SAVEPOINT _sqlx_savepoint_2; SAVEPOINT _sqlx_savepoint_3";
+
+/// Commits all of a transaction, also a part of it that somebody began inside and has not ended: SeaORM's own commit would end
+/// that part, and nothing else. SeaORM goes on counting all of it as open, so it is given another one to roll back.
+pub(crate) async fn commit<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction) -> Result<(), CommitError> {
+    let sql = match S::BACKEND {
+        DbBackend::Postgres => COMMIT_POSTGRES,
+        DbBackend::MySql => COMMIT_MYSQL,
+        _ => "COMMIT",
+    };
+    let committed: Result<_, DbErr> = tx.execute_unprepared(sql).await;
+    committed.map_err(|error| fault::classify_commit(store, error))?;
+    if S::BACKEND == DbBackend::Sqlite
+        && let Err(error) = tx.execute_unprepared(CHAIN_SQLITE).await
+    {
+        tracing::warn!(%error, "a connection was left in an unknown state after its commit");
+    }
+    Ok(())
+}

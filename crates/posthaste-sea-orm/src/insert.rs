@@ -1,0 +1,125 @@
+//! Inserting rows through SeaORM.
+
+use std::borrow::Cow;
+
+use posthaste_core::EventId;
+use posthaste_core::store::{Error, NewRow};
+use posthaste_sql::driver::{Insert, Parameter};
+use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, Statement, Value};
+
+use crate::database::{SeaOrmStore, expect, quoted};
+use crate::fault;
+
+/// The most ids of a question: a statement of any database has room for them.
+const MOST_IDS: usize = 500;
+
+/// Whether rows that were inserted will be in the table when the transaction has been committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Surely,
+    /// Unless there is a savepoint around them that is undone.
+    Perhaps,
+}
+
+/// Why rows could not be inserted.
+pub(crate) struct Refused {
+    pub(crate) error: Error,
+    /// Whether some of them may be in the transaction.
+    pub(crate) partly: bool,
+}
+
+/// Inserts rows.
+pub(crate) async fn insert<S: SeaOrmStore>(
+    store: &S,
+    tx: &DatabaseTransaction,
+    rows: &[NewRow],
+) -> Result<Kept, Refused> {
+    expect::<S>(tx.get_database_backend()).map_err(|error| Refused { error, partly: false })?;
+    // Where nobody says, it is to be looked at.
+    let mut kept = if S::BACKEND == DbBackend::Postgres { Kept::Surely } else { Kept::Perhaps };
+    for (number, insert) in store.inserts(rows).into_iter().enumerate() {
+        match insert_once::<S>(tx, insert).await {
+            Ok(Kept::Surely) => {}
+            Ok(Kept::Perhaps) => kept = Kept::Perhaps,
+            Err(error) => {
+                // PostgreSQL undoes what came before it, too.
+                let partly = number > 0 && S::BACKEND != DbBackend::Postgres;
+                let mut error = fault::classify(store, rows, error);
+                if S::BACKEND == DbBackend::Sqlite && !partly {
+                    error = named(store, tx, rows, error).await;
+                }
+                return Err(Refused { error, partly });
+            }
+        }
+    }
+    Ok(kept)
+}
+
+async fn insert_once<S: SeaOrmStore>(tx: &DatabaseTransaction, insert: Insert<'_>) -> Result<Kept, sea_orm::DbErr> {
+    let values = insert.parameters.into_iter().map(value);
+    let statement = Statement::from_sql_and_values(S::BACKEND, insert.sql, values);
+    if S::BACKEND != DbBackend::Postgres {
+        tx.execute_raw(statement).await?;
+        return Ok(Kept::Perhaps);
+    }
+    let nested = match tx.query_one_raw(statement).await? {
+        Some(row) => row.try_get("", "nested")?,
+        None => true,
+    };
+    Ok(if nested { Kept::Perhaps } else { Kept::Surely })
+}
+
+/// SQLite says that an id is taken, but not which. As long as none of these rows is in the table, it can be asked.
+async fn named<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction, rows: &[NewRow], error: Error) -> Error {
+    let Error::DuplicateId { id } = error else { return error };
+    let ids: Vec<_> = rows.iter().map(|row| row.event.id()).collect();
+    for some in ids.chunks(MOST_IDS) {
+        let found = tx.query_one_raw(look::<S>(&format!("SELECT event_id AS id FROM {}", quoted(store)), some)).await;
+        let found: Option<String> = found.ok().flatten().and_then(|row| row.try_get("", "id").ok());
+        if let Some(taken) = found.and_then(|found| some.iter().find(|id| id.as_str() == found)) {
+            return Error::DuplicateId { id: (*taken).clone() };
+        }
+    }
+    Error::DuplicateId { id }
+}
+
+/// A question about the rows of these ids.
+fn look<S: SeaOrmStore>(select: &str, ids: &[&EventId]) -> Statement {
+    let place = |number: usize| match S::BACKEND {
+        DbBackend::Postgres => format!("${number}"),
+        _ => "?".to_owned(),
+    };
+    let places = (1..=ids.len()).map(place).collect::<Vec<_>>().join(", ");
+    let values = ids.iter().map(|id| Value::from(id.as_str()));
+    Statement::from_sql_and_values(S::BACKEND, format!("{select} WHERE event_id IN ({places})"), values)
+}
+
+fn value(parameter: Parameter<'_>) -> Value {
+    match parameter {
+        Parameter::Text(text) => text.map(Cow::into_owned).into(),
+        Parameter::Bytes(bytes) => bytes.map(<[u8]>::to_vec).into(),
+        Parameter::Number(number) => number.into(),
+        other => unreachable!("a parameter of a kind that this version does not know: {other:?}"),
+    }
+}
+
+/// Whether all these rows are in the table, as the transaction sees it.
+pub(crate) async fn are_there<'r, S: SeaOrmStore>(
+    store: &S,
+    tx: &DatabaseTransaction,
+    rows: impl Iterator<Item = &'r NewRow>,
+) -> Result<bool, Error> {
+    let ids: Vec<_> = rows.map(|row| row.event.id()).collect();
+    for some in ids.chunks(MOST_IDS) {
+        let count = look::<S>(&format!("SELECT COUNT(*) AS found FROM {}", quoted(store)), some);
+        let counted = tx.query_one_raw(count).await;
+        let found: i64 = match counted.and_then(|row| row.map_or(Ok(0), |row| row.try_get("", "found"))) {
+            Ok(found) => found,
+            Err(error) => return Err(fault::classify(store, &[], error)),
+        };
+        if usize::try_from(found) != Ok(some.len()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
