@@ -22,6 +22,10 @@ use crate::layer::keeps;
 /// this layer around the routes that write, and no others. What is inside of it and turns a panic into a success has half a
 /// handler committed; with a [`Tx`](crate::Tx) it has not.
 ///
+/// The body of a request is read inside of it, at the pace of the client, who so holds a connection; on SQLite he keeps everybody
+/// else from writing. Where clients are not trusted, or far away, take a [`LazyTx`](crate::LazyTx). A transaction that is begun
+/// beside this one, by [`Outbox::begin`] or a [`Tx`](crate::Tx), is another one, and may wait for it.
+///
 /// ```
 /// # extern crate posthaste_core as posthaste;
 /// use axum::Router;

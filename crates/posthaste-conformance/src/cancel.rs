@@ -145,3 +145,40 @@ pub async fn case_19_cut_write<F: Fixture>(_fixture: F) {
     outbox.shutdown().await;
     assert_eq!(inbox.rest().len() as u64, counts(outbox.store()).await.done);
 }
+
+/// A write that is cut off, after another one in the same transaction: the commit says what is stored, and what is stored is
+/// delivered.
+pub async fn case_19_cut_write_after_another<F: Fixture>(_fixture: F) {
+    let fixture = F::narrow().await;
+    let (tap, mut inbox) = Tap::new();
+    let (outbox, _) = start(fixture.store(), no_interval(), tap).await;
+    let mut first = Vec::new();
+    for polls in 1..MANY {
+        let before = event("Before");
+        let three: Vec<Event> = (0..3).map(|_| event("Cut")).collect();
+        let mut tx = outbox.begin().await.unwrap();
+        tx.write(&before).await.unwrap();
+        let finished = cut_short(polls, tx.write_all(&three)).await.is_some();
+        let committed = tx.commit().await.is_ok();
+        fixture.assert_no_open_transaction().await;
+        let found = outbox.admin().find(before.id()).await.unwrap().is_some();
+        assert_eq!(found, committed, "after {polls} polls");
+        if committed {
+            first.push(before.id().to_string());
+        }
+        if finished {
+            assert!(committed, "nothing was cut");
+            break;
+        }
+    }
+    eventually("all is settled", || async { counts(outbox.store()).await.pending() == 0 }).await;
+    outbox.shutdown().await;
+    let delivered: Vec<String> = inbox
+        .rest()
+        .iter()
+        .filter(|event| event.event_type() == "Before")
+        .map(|event| event.id().to_string())
+        .collect();
+    assert_eq!(delivered.len(), first.len());
+    assert!(first.iter().all(|id| delivered.contains(id)), "{first:?} and {delivered:?}");
+}

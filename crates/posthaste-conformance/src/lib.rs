@@ -114,6 +114,7 @@ macro_rules! store_tests {
                 case_19_commit_goes_on,
                 case_19_begin_goes_on,
                 case_19_cut_write,
+                case_19_cut_write_after_another,
             }
             savepoint {
                 case_79_undone,
@@ -121,6 +122,7 @@ macro_rules! store_tests {
                 case_79_of_somebody_else,
                 case_79_cut_off,
                 case_79_cut_anywhere,
+                case_79_cut_end,
             }
             ambient {
                 case_80_refused_outside,
@@ -290,6 +292,9 @@ macro_rules! table_tests {
                 case_39_from_empty_and_repeated,
                 case_39_dry_run,
                 case_39_outbox_without_a_table,
+            }
+            savepoint {
+                case_79_cut_off_by_others,
             }
             foreign {
                 case_76_inserted_by_another_program,

@@ -1,7 +1,7 @@
 //! Part B: savepoints, of ours and of others.
 
 use posthaste_core::listener::Path;
-use posthaste_core::store::WriteStore;
+use posthaste_core::store::{Store, WriteStore};
 use posthaste_core::{CommitError, Event, Options, Outbox};
 
 use crate::fixture::Fixture;
@@ -92,10 +92,10 @@ pub async fn case_79_of_somebody_else<F: Fixture>(fixture: F) {
     let outside = outbox.write(&mut tx, event("Outside")).await.unwrap();
     store.savepoint(&mut tx).await.unwrap();
     let undone = outbox.write(&mut tx, event("Undone")).await.unwrap();
-    store.undo_savepoint(&mut tx).await.unwrap();
+    store.undo_savepoint(&mut tx, 2).await.unwrap();
     store.savepoint(&mut tx).await.unwrap();
     let kept = outbox.write(&mut tx, event("Kept")).await.unwrap();
-    store.release_savepoint(&mut tx).await.unwrap();
+    store.release_savepoint(&mut tx, 2).await.unwrap();
     fixture.commit_foreign(tx).await;
     // As who forgot that a part of it was rolled back.
     outside.and(undone).and(kept).dispatch();
@@ -176,4 +176,115 @@ pub async fn case_79_cut_anywhere<F: Fixture>(_fixture: F) {
     eventually("all is settled", || async { counts(outbox.store()).await.pending() == 0 }).await;
     outbox.shutdown().await;
     inbox.assert_empty();
+}
+
+/// Of every transaction that may have been cut somewhere: what its end said, and the events that must be stored if it said yes,
+/// and those that must not be in any case.
+struct Ends {
+    stored: Vec<Event>,
+    not_stored: Vec<Event>,
+}
+
+impl Ends {
+    fn new() -> Self {
+        Self { stored: Vec::new(), not_stored: Vec::new() }
+    }
+
+    fn note(&mut self, stored: bool, event: Event) {
+        if stored { self.stored.push(event) } else { self.not_stored.push(event) }
+    }
+
+    /// What is stored is what was said to be, and what is delivered is what is stored, once each.
+    async fn check<S: Store>(&self, outbox: &Outbox<S>, inbox: &mut Inbox) {
+        for event in &self.stored {
+            let found = outbox.admin().find(event.id()).await.unwrap();
+            assert!(found.is_some(), "{} was committed, and is not there", event.event_type());
+        }
+        for event in &self.not_stored {
+            let found = outbox.admin().find(event.id()).await.unwrap();
+            assert!(found.is_none(), "{} was not committed, and is there", event.event_type());
+        }
+        eventually("all is settled", || async { counts(outbox.store()).await.pending() == 0 }).await;
+        outbox.shutdown().await;
+        let mut delivered: Vec<String> = inbox.rest().iter().map(|event| event.id().to_string()).collect();
+        let mut stored = ids_of(&self.stored);
+        delivered.sort_unstable();
+        stored.sort_unstable();
+        assert_eq!(delivered, stored);
+    }
+}
+
+/// A savepoint that sqlx itself sets, and that is cut off, rolls back the whole transaction. The outbox notices, also inside of a
+/// savepoint of its own.
+pub async fn case_79_cut_off_by_others<F: Fixture>(_fixture: F)
+where
+    <F::Store as WriteStore>::Connection: sqlx::Connection,
+{
+    use sqlx::Connection;
+
+    let fixture = F::narrow().await;
+    let (tap, mut inbox) = Tap::new();
+    let (outbox, _) = start(fixture.store(), no_interval(), tap).await;
+    let mut ends = Ends::new();
+    for inside in [false, true] {
+        for polls in 1..MANY {
+            let name = |what: &str| event(&format!("{what}, inside {inside}, cut after {polls}"));
+            let [before, within, after] = ["before", "within", "after"].map(name);
+            let mut tx = outbox.begin().await.unwrap();
+            tx.write(&before).await.unwrap();
+            let (cut, kept) = if inside {
+                let mut savepoint = tx.savepoint().await.unwrap();
+                savepoint.write(&within).await.unwrap();
+                let cut = cut_short(polls, (**savepoint).begin()).await.is_none();
+                (cut, savepoint.commit().await.is_ok())
+            } else {
+                (cut_short(polls, (*tx).begin()).await.is_none(), false)
+            };
+            let written = tx.write(&after).await.is_ok();
+            let committed = tx.commit().await.is_ok();
+            ends.note(committed, before);
+            ends.note(committed && kept, within);
+            ends.note(committed && written, after);
+            fixture.assert_no_open_transaction().await;
+            if !cut {
+                assert!(committed && written, "nothing was cut");
+                break;
+            }
+        }
+    }
+    ends.check(&outbox, &mut inbox).await;
+}
+
+/// The end of a savepoint that is cut off: what is stored afterwards is what the transaction says.
+pub async fn case_79_cut_end<F: Fixture>(_fixture: F) {
+    let fixture = F::narrow().await;
+    let (tap, mut inbox) = Tap::new();
+    let (outbox, _) = start(fixture.store(), no_interval(), tap).await;
+    let mut ends = Ends::new();
+    for keep in [true, false] {
+        for polls in 1..MANY {
+            let name = |what: &str| event(&format!("{what}, kept {keep}, cut after {polls}"));
+            let [undone, between, last] = ["undone", "between", "last"].map(name);
+            let mut tx = outbox.begin().await.unwrap();
+            // An older savepoint of the same name must not be mistaken for the last one.
+            let mut older = tx.savepoint().await.unwrap();
+            older.write(&undone).await.unwrap();
+            older.rollback().await.unwrap();
+            tx.write(&between).await.unwrap();
+            let mut savepoint = tx.savepoint().await.unwrap();
+            savepoint.write(&last).await.unwrap();
+            let end = async { if keep { savepoint.commit().await } else { savepoint.rollback().await } };
+            let ended = cut_short(polls, end).await;
+            let committed = tx.commit().await.is_ok();
+            ends.note(false, undone);
+            ends.note(committed, between);
+            ends.note(committed && keep && matches!(ended, Some(Ok(()))), last);
+            fixture.assert_no_open_transaction().await;
+            if ended.is_some() {
+                assert!(committed, "nothing was cut");
+                break;
+            }
+        }
+    }
+    ends.check(&outbox, &mut inbox).await;
 }

@@ -48,10 +48,19 @@ impl Handback {
     }
 
     pub(crate) fn add(&self, leases: impl Iterator<Item = (EventId, Lease)>) {
+        self.add_for(self.patience, leases);
+    }
+
+    /// Those whose rows are visible by now, or never will be: they are looked for once.
+    pub(crate) fn add_once(&self, leases: impl Iterator<Item = (EventId, Lease)>) {
+        self.add_for(Duration::ZERO, leases);
+    }
+
+    fn add_for(&self, patience: Duration, leases: impl Iterator<Item = (EventId, Lease)>) {
         let now = Instant::now();
         let mut waiting = self.waiting();
         let before = waiting.len();
-        let until = now + self.patience;
+        let until = now + patience;
         let unused = leases.map(|(id, lease)| Unused { id, lease, pause: FIRST_PAUSE, due_at: now, until });
         waiting.extend(unused.take(CAPACITY.saturating_sub(before)));
         if waiting.len() > before {

@@ -205,8 +205,8 @@ impl WriteStore for MemoryStore {
         Ok(())
     }
 
-    fn is_nested(&self, connection: &MemoryConnection) -> bool {
-        !connection.savepoints.is_empty()
+    fn depth(&self, connection: &MemoryConnection) -> usize {
+        1 + connection.savepoints.len()
     }
 
     async fn savepoint(&self, connection: &mut MemoryConnection) -> Result<(), Error> {
@@ -214,12 +214,12 @@ impl WriteStore for MemoryStore {
         Ok(())
     }
 
-    async fn release_savepoint(&self, connection: &mut MemoryConnection) -> Result<(), Error> {
+    async fn release_savepoint(&self, connection: &mut MemoryConnection, _: usize) -> Result<(), Error> {
         connection.savepoints.pop();
         Ok(())
     }
 
-    async fn undo_savepoint(&self, connection: &mut MemoryConnection) -> Result<(), Error> {
+    async fn undo_savepoint(&self, connection: &mut MemoryConnection, _: usize) -> Result<(), Error> {
         connection.undo_savepoint();
         Ok(())
     }

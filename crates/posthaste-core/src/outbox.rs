@@ -297,6 +297,9 @@ impl<S: WriteStore> Outbox<S> {
     /// Writes an event in a transaction that is yours. Call [`Receipt::dispatch`] after its commit; without it the
     /// poller delivers the event, a little later.
     ///
+    /// Inside a savepoint of sqlx the event is left to the poller, which finds it if the savepoint was kept. A savepoint that was
+    /// set by a statement of your own (`SAVEPOINT a`) cannot be seen: if you roll back to it, do not dispatch.
+    ///
     /// ```
     /// # extern crate posthaste_core as posthaste;
     /// use posthaste::memory::MemoryTx;
@@ -355,10 +358,10 @@ impl<S: WriteStore> Outbox<S> {
         tx: &mut S::Tx<'_>,
         events: impl IntoIterator<Item = E>,
     ) -> Result<Receipt, WriteError> {
-        let mut receipt = self.prepare(events)?;
-        if self.0.store.is_nested(tx) {
-            receipt = receipt.nested();
-        }
+        let receipt = match self.0.store.depth(tx) {
+            0 | 1 => self.prepare(events)?,
+            _ => Receipt::new(Arc::clone(&self.0.after), self.0.after.prepare_nested(collect(events)?)).nested(),
+        };
         kill_point!("insert.before");
         match self.0.store.insert(tx, receipt.rows_to_insert()).await {
             Ok(()) => {

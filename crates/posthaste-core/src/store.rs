@@ -211,11 +211,12 @@ pub trait WriteStore: Send + Sync + 'static {
     /// When the database did not say that it has; nothing is committed in any case.
     fn rollback(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Whether what is written on this connection now is inside a savepoint, which may be rolled back while its transaction
-    /// commits. Default: no.
-    fn is_nested(&self, connection: &Self::Connection) -> bool {
+    /// How deep in transactions a connection is: 0 outside of one, 1 in one, more in its savepoints. What is written in a
+    /// savepoint may be rolled back while the transaction commits. It may be told too high for a moment after
+    /// [`abandon_savepoint`](Self::abandon_savepoint), and never too low. Default: 1.
+    fn depth(&self, connection: &Self::Connection) -> usize {
         let _ = connection;
-        false
+        1
     }
 
     /// Sets a savepoint inside those that there are. Default: refused.
@@ -233,23 +234,37 @@ pub trait WriteStore: Send + Sync + 'static {
     /// Ends the innermost savepoint, and keeps what was done in it. Default: refused.
     ///
     /// # Errors
-    /// As those of [`savepoint`](Self::savepoint).
-    fn release_savepoint(&self, connection: &mut Self::Connection) -> impl Future<Output = Result<(), Error>> + Send {
-        let _ = connection;
+    /// As those of [`savepoint`](Self::savepoint), and when the innermost one is not at that depth.
+    fn release_savepoint(
+        &self,
+        connection: &mut Self::Connection,
+        depth: usize,
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        let _ = (connection, depth);
         std::future::ready(Err(no_savepoints()))
     }
 
     /// Ends the innermost savepoint, and undoes what was done in it. Default: refused.
     ///
     /// # Errors
-    /// As those of [`savepoint`](Self::savepoint).
-    fn undo_savepoint(&self, connection: &mut Self::Connection) -> impl Future<Output = Result<(), Error>> + Send {
-        let _ = connection;
+    /// As those of [`release_savepoint`](Self::release_savepoint).
+    fn undo_savepoint(
+        &self,
+        connection: &mut Self::Connection,
+        depth: usize,
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        let _ = (connection, depth);
         std::future::ready(Err(no_savepoints()))
     }
 
     /// Has the innermost savepoint undone before the next statement: its owner is gone and cannot wait. Default: nothing.
     fn abandon_savepoint(&self, connection: &mut Self::Connection) {
+        let _ = connection;
+    }
+
+    /// Has every savepoint undone that may be open: the transaction is dropped next, which ends it, but may not end those in it.
+    /// Default: nothing.
+    fn abandon_all(&self, connection: &mut Self::Connection) {
         let _ = connection;
     }
 }

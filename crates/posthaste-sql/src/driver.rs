@@ -33,7 +33,9 @@ use sqlx::error::{DatabaseError, ErrorKind};
 /// }
 /// ```
 pub trait DriverStore: Store {
-    /// The statements that insert these rows, in the order in which they are to be carried out.
+    /// The statements that insert these rows, in the order in which they are to be carried out. On MySQL and SQLite a transaction
+    /// goes on after one that was refused, with the rows of those before it: set a savepoint around several, or drop the receipt
+    /// ([`never_written`](posthaste_core::Receipt::never_written) is only for what is not there at all).
     fn inserts<'r>(&self, rows: &'r [NewRow]) -> Vec<Insert<'r>>;
 
     /// What the database meant when it refused one of them.

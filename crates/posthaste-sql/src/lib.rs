@@ -39,6 +39,8 @@ mod mysql;
 mod plain;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod savepoint;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod table;

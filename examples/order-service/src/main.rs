@@ -3,11 +3,11 @@
 //!
 //! ```sh
 //! export DATABASE_URL=postgres://shop@localhost/shop
-//! order-service create 4711 'Green tea' 2 1250   # customer, what, how many, cents each
-//! order-service publish                          # to standard output, one JSON document a line, until ctrl-c
-//! order-service history ORDER                    # the events of an order, and where they stand
-//! order-service failed                           # what was given up, and why
-//! order-service retry                            # gives it another five attempts
+//! example-order-service create 4711 'Green tea' 2 1250   # customer, what, how many, cents each
+//! example-order-service publish                          # to standard output, one JSON document a line, until ctrl-c
+//! example-order-service history ORDER                    # the events of an order, and where they stand
+//! example-order-service failed                           # what was given up, and why
+//! example-order-service retry                            # gives it another five attempts
 //! ```
 
 mod order;
@@ -18,7 +18,6 @@ use posthaste::store::{Filter, Page, Redrive};
 use posthaste::{Options, Outbox, PgStore, Status};
 
 use order::{Item, create_order};
-use publisher::Publisher;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -53,7 +52,7 @@ async fn create(store: PgStore, customer: &str, item: Item) -> anyhow::Result<()
 async fn publish(store: PgStore) -> anyhow::Result<()> {
     let month = Some(std::time::Duration::from_secs(30 * 24 * 3600));
     let options = Options { retention_done: month, ..Options::default() }.with_env("OUTBOX_", std::env::vars())?;
-    let publisher = Publisher::new(std::env::var("TOPIC_DOWN").ok());
+    let publisher = publisher::to_stdout(std::env::var("TOPIC_DOWN").ok());
     let outbox = Outbox::builder(store).options(options).listen("Order", "*", publisher).start().await?;
     tokio::signal::ctrl_c().await?;
     let closed = outbox.shutdown().await;

@@ -21,7 +21,7 @@ struct OrderCreated {
     order_id: String,
     customer_id: String,
     items: Vec<Item>,
-    total_cents: u32,
+    total_cents: i64,
     status: String,
 }
 
@@ -41,7 +41,7 @@ pub(crate) async fn create_tables(pool: &sqlx::PgPool) -> anyhow::Result<()> {
 /// Creates an order and tells of it, in the transaction that the caller has opened around this. Gives the order's id.
 pub(crate) async fn create_order(outbox: &Outbox<PgStore>, customer: &str, items: Vec<Item>) -> anyhow::Result<String> {
     anyhow::ensure!(items.iter().all(|item| item.quantity > 0), "an order of nothing is none: give a quantity");
-    let total_cents = items.iter().map(|item| item.quantity * item.unit_cents).sum();
+    let total_cents = items.iter().map(|item| i64::from(item.quantity) * i64::from(item.unit_cents)).sum();
     let (order_id, event_id) = insert(outbox, customer, &items, total_cents).await?;
     let created = OrderCreated {
         event_id: event_id.clone(),
@@ -61,7 +61,7 @@ async fn insert(
     outbox: &Outbox<PgStore>,
     customer: &str,
     items: &[Item],
-    total_cents: u32,
+    total_cents: i64,
 ) -> anyhow::Result<(String, String)> {
     let mut tx = outbox.current()?;
     let row = sqlx::query_as(
@@ -69,5 +69,5 @@ async fn insert(
          RETURNING id::text, gen_random_uuid()::text",
     );
     let items = serde_json::to_string(items)?;
-    Ok(row.bind(customer).bind(items).bind(i64::from(total_cents)).fetch_one(&mut **tx).await?)
+    Ok(row.bind(customer).bind(items).bind(total_cents).fetch_one(&mut **tx).await?)
 }

@@ -7,17 +7,17 @@ use posthaste::{Delivery, Failure, Listener, Outcome, RetryPolicy, Verdict};
 use serde_json::{Value, json};
 
 /// Prints events. To see what happens when nobody takes them, name a topic that is down.
-pub(crate) struct Publisher {
+struct Publisher {
     down: Option<String>,
 }
 
-impl Publisher {
-    /// Tries each event five times, with 100, 200, 400 and 800 ms in between, more or less.
-    pub(crate) fn new(down: Option<String>) -> impl Listener {
-        let retry = RetryPolicy::exponential(Duration::from_millis(100), Duration::from_millis(1600)).max_attempts(5);
-        Self { down }.with_retry(retry)
-    }
+/// Tries each event five times, with 100, 200, 400 and 800 ms in between, more or less.
+pub(crate) fn to_stdout(down: Option<String>) -> impl Listener {
+    let retry = RetryPolicy::exponential(Duration::from_millis(100), Duration::from_millis(1600)).max_attempts(5);
+    Publisher { down }.with_retry(retry)
+}
 
+impl Publisher {
     fn publish(&self, event: &Delivery) -> Result<(), Failure> {
         let topic = format!("{}.events", event.aggregate_type().to_lowercase());
         if self.down.as_ref() == Some(&topic) {

@@ -45,6 +45,14 @@ impl HotPath {
         self.handback.add(rows.filter_map(|row| Some((row.event.id().clone(), row.lease.clone()?))));
     }
 
+    /// Leaves rows to the pollers that are in the table, if they ever will be.
+    pub(crate) fn after_nested(&self, rows: &[NewRow]) {
+        self.cancel(rows);
+        let leased = rows.iter().filter_map(|row| Some((row.event.id().clone(), row.lease.clone()?)));
+        self.handback.add_once(leased);
+        self.poller.now();
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.queues.is_closed()
     }

@@ -39,6 +39,24 @@ impl AfterWrite {
         rows
     }
 
+    /// The same for what is written in a savepoint: no place is promised, and no lease taken.
+    pub(super) fn prepare_nested(&self, rows: Vec<NewRow>) -> Vec<NewRow> {
+        let mut rows = self.hooks.before_write(rows);
+        rows.iter_mut().for_each(|row| row.lease = None);
+        rows
+    }
+
+    /// A transaction has committed in which these rows were written in a savepoint: they are in the table by now, or never.
+    pub(super) fn committed_nested(&self, rows: &[NewRow]) {
+        if let Some((hot, _)) = &self.hot {
+            hot.after_nested(rows);
+        }
+        if let Some(signals) = &self.signals {
+            signals.committed(rows);
+        }
+        self.hooks.after(Ending::Unknown, rows);
+    }
+
     /// The insert was refused: nothing of these rows is in the transaction.
     pub(super) fn never_written(&self, rows: &[NewRow]) {
         if let Some((hot, _)) = &self.hot {

@@ -87,6 +87,12 @@ pub enum NoTransaction {
          two futures at a time"
     )]
     InUse,
+    /// It was rolled back before its end.
+    #[error(
+        "the transaction of this task has ended, because an inner one failed or was cut off: return the error, and do all of it \
+         again"
+    )]
+    Ended,
 }
 
 /// Why a transaction around a closure could not begin or end. What the closure itself returns is not among it.
@@ -123,7 +129,9 @@ pub struct Current<S: WriteStore> {
 impl<S: WriteStore> Current<S> {
     fn of(slot: &Arc<Slot<S>>) -> Result<Self, NoTransaction> {
         let tx = slot.take().ok_or(NoTransaction::InUse)?;
-        Ok(Self { slot: Arc::clone(slot), tx: Some(tx) })
+        let ended = tx.own.is_none();
+        let current = Self { slot: Arc::clone(slot), tx: Some(tx) };
+        if ended { Err(NoTransaction::Ended) } else { Ok(current) }
     }
 
     /// Takes it for somebody who gives it back in its place.
@@ -218,7 +226,8 @@ impl<S: WriteStore> Outbox<S> {
     /// What the closure returns; or, turned into its error, why the transaction could not begin or commit.
     ///
     /// # Cancellation
-    /// Safe: dropped before the commit it rolls back, and a commit that was begun goes on to its end.
+    /// Safe: dropped before the commit it rolls back, and a commit that was begun goes on to its end. One that is inside of
+    /// another may take the outer one along, which then refuses all else.
     pub async fn transaction<T, E, F>(&self, work: impl FnOnce() -> F) -> Result<T, E>
     where
         F: Future<Output = Result<T, E>>,
@@ -253,7 +262,7 @@ impl<S: WriteStore> Outbox<S> {
             return Err(TransactionError::StillInUse.into());
         };
         let ended = match done {
-            Ok(_) => tx.release_savepoint().await,
+            Ok(_) => tx.release_savepoint(mark).await,
             Err(_) => tx.undo_savepoint(mark).await,
         };
         if ended.is_ok() {
@@ -272,7 +281,8 @@ impl<S: WriteStore> Outbox<S> {
     }
 
     /// The transaction that this task has, inside [`transaction`](Self::transaction). It is used as one that
-    /// [`begin`](Self::begin) gave, and is to be dropped before the next asks for it.
+    /// [`begin`](Self::begin) gave, and is to be dropped before the next asks for it. Bind it to a name: in the head of a
+    /// `match` or an `if let` it would be held to the end of that.
     ///
     /// ```
     /// # extern crate posthaste_core as posthaste;

@@ -110,7 +110,8 @@ impl Receipt {
         self.end(Ending::RolledBack);
     }
 
-    /// The insert was refused: nothing of it is in the transaction, and nobody is told.
+    /// The insert was refused: nothing of it is in the transaction, and nobody is told. If a part of it may be, drop the
+    /// receipt instead.
     pub fn never_written(mut self) {
         for part in &mut self.parts {
             if let Some(after) = part.after.take() {
@@ -121,10 +122,10 @@ impl Receipt {
 
     fn end(&mut self, ending: Ending) {
         for part in &mut self.parts {
-            // Whether these rows are in the table is known only if none is.
-            let ending = if part.nested && ending == Ending::Committed { Ending::Unknown } else { ending };
-            if let Some(after) = part.after.take() {
-                after.ended(ending, &part.rows);
+            match part.after.take() {
+                Some(after) if part.nested && ending == Ending::Committed => after.committed_nested(&part.rows),
+                Some(after) => after.ended(ending, &part.rows),
+                None => {}
             }
         }
     }

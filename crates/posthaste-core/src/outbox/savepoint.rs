@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use super::Transaction;
 use super::transaction::ended;
+use super::{Outbox, Transaction};
 use crate::hook::Ending;
 use crate::store::{self, WriteStore};
 
@@ -40,9 +40,12 @@ pub struct Savepoint<'t, S: WriteStore> {
     ended: bool,
 }
 
-/// A savepoint by how many events were written before it.
+/// A savepoint by how many events were written before it, and how deep it is.
 #[derive(Clone, Copy)]
-pub(super) struct Mark(usize);
+pub(super) struct Mark {
+    written: usize,
+    depth: usize,
+}
 
 impl<S: WriteStore> Transaction<S> {
     /// Sets a savepoint: what is done from here on can be undone without the rest.
@@ -51,7 +54,8 @@ impl<S: WriteStore> Transaction<S> {
     /// When the database refuses it, or has lost the connection. The transaction has then ended, rolled back.
     ///
     /// # Cancellation
-    /// The transaction has then ended, rolled back. What is still tried in it is refused.
+    /// The transaction has then ended, rolled back. What is still tried in it is refused. The same is true of the
+    /// [`commit`](Savepoint::commit) and the [`rollback`](Savepoint::rollback) of the savepoint.
     pub async fn savepoint(&mut self) -> Result<Savepoint<'_, S>, store::Error> {
         let mark = self.set_savepoint().await?;
         Ok(Savepoint { tx: self, mark, ended: false })
@@ -59,48 +63,90 @@ impl<S: WriteStore> Transaction<S> {
 
     pub(super) async fn set_savepoint(&mut self) -> Result<Mark, store::Error> {
         self.inserted_last = false;
-        let mark = Mark(self.written.len());
+        let mut held = self.hold()?;
         // sqlx rolls the whole transaction back when this fails or is dropped, and further statements would be on their own.
-        let mut own = self.own.take().ok_or_else(ended)?;
-        let set = self.outbox.0.store.savepoint(&mut own).await;
-        match set {
-            Ok(()) => {
-                self.own = Some(own);
-                Ok(mark)
-            }
-            Err(error) => {
-                drop(own);
-                self.take_receipt().rolled_back();
-                Err(error)
-            }
-        }
+        let (store, connection) = held.parts();
+        store.savepoint(connection).await?;
+        let mark = Mark { written: self.written.len(), depth: held.depth() };
+        self.own = held.keep();
+        Ok(mark)
     }
 
-    pub(super) async fn release_savepoint(&mut self) -> Result<(), store::Error> {
+    pub(super) async fn release_savepoint(&mut self, mark: Mark) -> Result<(), store::Error> {
         self.inserted_last = false;
-        let own = self.own.as_mut().ok_or_else(ended)?;
-        self.outbox.0.store.release_savepoint(own).await
+        // Dropped half-way, it is open whether it was released, and what would be undone instead of it.
+        let mut held = self.hold()?;
+        let (store, connection) = held.parts();
+        let released = store.release_savepoint(connection, mark.depth).await;
+        if released.is_ok() || held.depth() == mark.depth {
+            self.own = held.keep();
+        }
+        released
     }
 
     pub(super) async fn undo_savepoint(&mut self, mark: Mark) -> Result<(), store::Error> {
-        let own = self.own.as_mut().ok_or_else(ended)?;
-        self.outbox.0.store.undo_savepoint(own).await?;
+        let mut held = self.hold()?;
+        let (store, connection) = held.parts();
+        store.undo_savepoint(connection, mark.depth).await?;
+        self.own = held.keep();
         self.forget_since(mark);
         Ok(())
     }
 
+    /// Takes the transaction out while it is open what becomes of it. Unless it is kept, it ends there, rolled back.
+    fn hold(&mut self) -> Result<Held<S>, store::Error> {
+        let own = self.own.take().ok_or_else(ended)?;
+        Ok(Held::new(self.outbox.clone(), own))
+    }
+
     /// Has the savepoint undone before the next statement.
     pub(super) fn abandon_savepoint(&mut self, mark: Mark) {
-        if let Some(own) = &mut self.own {
-            self.outbox.0.store.abandon_savepoint(own);
+        let store = &self.outbox.0.store;
+        match &mut self.own {
+            Some(own) if store.depth(own) >= mark.depth => store.abandon_savepoint(own),
+            // It is gone, by whatever hand, and what is left is not what it seems.
+            _ => drop(self.hold()),
         }
         self.forget_since(mark);
     }
 
     fn forget_since(&mut self, mark: Mark) {
         self.inserted_last = false;
-        let undone = self.written.split_off(mark.0.min(self.written.len()));
+        let undone = self.written.split_off(mark.written.min(self.written.len()));
         self.outbox.0.after.ended(Ending::RolledBack, &undone);
+    }
+}
+
+/// A transaction of which it is open what becomes of it. Dropped, it is rolled back, with every savepoint in it.
+pub(super) struct Held<S: WriteStore> {
+    outbox: Outbox<S>,
+    own: Option<S::OwnTx>,
+}
+
+impl<S: WriteStore> Held<S> {
+    pub(super) fn new(outbox: Outbox<S>, own: S::OwnTx) -> Self {
+        Self { outbox, own: Some(own) }
+    }
+
+    fn parts(&mut self) -> (&S, &mut S::Connection) {
+        (&self.outbox.0.store, self.own.as_mut().expect("it is held until it is kept"))
+    }
+
+    fn depth(&mut self) -> usize {
+        let (store, connection) = self.parts();
+        store.depth(connection)
+    }
+
+    fn keep(mut self) -> Option<S::OwnTx> {
+        self.own.take()
+    }
+}
+
+impl<S: WriteStore> Drop for Held<S> {
+    fn drop(&mut self) {
+        if let Some(mut own) = self.own.take() {
+            self.outbox.0.store.abandon_all(&mut own);
+        }
     }
 }
 
@@ -110,7 +156,7 @@ impl<S: WriteStore> Savepoint<'_, S> {
     /// # Errors
     /// When the database refuses it; then it is undone.
     pub async fn commit(mut self) -> Result<(), store::Error> {
-        self.tx.release_savepoint().await?;
+        self.tx.release_savepoint(self.mark).await?;
         self.ended = true;
         Ok(())
     }
@@ -118,7 +164,7 @@ impl<S: WriteStore> Savepoint<'_, S> {
     /// Undoes what was done in it. The transaction around it goes on.
     ///
     /// # Errors
-    /// When the database did not confirm it; roll back the transaction then.
+    /// When the database did not confirm it. The transaction has then ended, rolled back.
     pub async fn rollback(mut self) -> Result<(), store::Error> {
         self.tx.undo_savepoint(self.mark).await?;
         self.ended = true;
@@ -151,7 +197,7 @@ impl<S: WriteStore> DerefMut for Savepoint<'_, S> {
 impl<S: WriteStore> fmt::Debug for Savepoint<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Savepoint")
-            .field("written", &self.tx.written.len().saturating_sub(self.mark.0))
+            .field("written", &self.tx.written.len().saturating_sub(self.mark.written))
             .finish_non_exhaustive()
     }
 }

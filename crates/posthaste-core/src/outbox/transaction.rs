@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::after::AfterWrite;
+use super::savepoint::Held;
 use super::{Outbox, Receipt, WriteError, collect, ids};
 use crate::event::{EventId, IntoEvent};
 use crate::finish::finish;
@@ -183,9 +184,13 @@ impl<S: WriteStore> Transaction<S> {
     /// # Errors
     /// When the database did not confirm it; nothing is committed in any case.
     pub async fn rollback(mut self) -> Result<(), store::Error> {
-        let Some(own) = self.own.take() else { return Ok(()) };
+        let Some(mut own) = self.own.take() else { return Ok(()) };
         let receipt = self.take_receipt();
         let inner = Arc::clone(&self.outbox.0);
+        // Somebody may have begun a savepoint and forgotten it.
+        if inner.store.depth(&own) > 1 {
+            inner.store.abandon_all(&mut own);
+        }
         let rollback = async move {
             let result = inner.store.rollback(own).await;
             receipt.rolled_back();
@@ -204,7 +209,9 @@ impl<S: WriteStore> Transaction<S> {
 
 impl<S: WriteStore> Drop for Transaction<S> {
     fn drop(&mut self) {
-        self.own = None;
+        if let Some(own) = self.own.take() {
+            drop(Held::new(self.outbox.clone(), own));
+        }
         if !self.written.is_empty() {
             self.take_receipt().rolled_back();
         }

@@ -283,24 +283,28 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.inner.rollback(tx).await
     }
 
-    fn is_nested(&self, connection: &Self::Connection) -> bool {
-        self.inner.is_nested(connection)
+    fn depth(&self, connection: &Self::Connection) -> usize {
+        self.inner.depth(connection)
     }
 
     async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
         self.inner.savepoint(connection).await
     }
 
-    async fn release_savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
-        self.inner.release_savepoint(connection).await
+    async fn release_savepoint(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), Error> {
+        self.inner.release_savepoint(connection, depth).await
     }
 
-    async fn undo_savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
-        self.inner.undo_savepoint(connection).await
+    async fn undo_savepoint(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), Error> {
+        self.inner.undo_savepoint(connection, depth).await
     }
 
     fn abandon_savepoint(&self, connection: &mut Self::Connection) {
         self.inner.abandon_savepoint(connection);
+    }
+
+    fn abandon_all(&self, connection: &mut Self::Connection) {
+        self.inner.abandon_all(connection);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
@@ -17,10 +17,14 @@ use tokio_util::task::TaskTracker;
 
 use super::MySqlStore;
 use crate::finish::finish;
+use crate::savepoint;
 
 /// How long a dropped transaction is given to roll back before its connection is closed. The server rolls back by itself
 /// when it loses the connection, so that nothing depends on this.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What is said to who goes on after a write that was cut off.
+const CUT_OFF: &str = "a write in this transaction was cut off, so it can only be rolled back; do it again";
 
 /// A transaction of a [`MySqlStore`]. Comes with the feature `mysql`.
 ///
@@ -37,7 +41,7 @@ impl MySqlTx {
     /// The connection, and whether a write on it was cut off.
     fn take(&mut self) -> Option<(Box<PoolConnection<MySql>>, bool)> {
         let connection = self.connection.take()?;
-        let cut = self.inserts.ended(&connection);
+        let cut = self.inserts.ended_own(&connection);
         Some((connection, cut))
     }
 }
@@ -109,7 +113,7 @@ impl WriteStore for MySqlStore {
         let begun = finish(&self.tasks, async move {
             let mut connection = Box::new(store.acquire().await?);
             MySqlTransactionManager::begin(&mut connection, None).await?;
-            store.inserts.ended(&connection);
+            store.inserts.began_own(&connection);
             Ok(MySqlTx { connection: Some(connection), inserts: store.inserts, tasks: store.tasks })
         });
         begun.await.map_err(|error| self.fault(error))
@@ -121,6 +125,11 @@ impl WriteStore for MySqlStore {
     /// sqlx may lose its place in the conversation with the server. A [`MySqlTx`] knows, and closes its connection in
     /// the end; drop or roll back any other transaction.
     async fn insert(&self, connection: &mut MySqlConnection, rows: &[NewRow]) -> Result<(), Error> {
+        self.inserts.expect_none(connection)?;
+        // sqlx rolls a transaction back whose savepoint was cut off, and what follows would be stored without it.
+        if self.depth(connection) == 0 {
+            return Err(savepoint::ended());
+        }
         let under_way = self.inserts.begun(connection);
         let inserted = self.insert_rows(connection, rows).await;
         self.inserts.ended_at(under_way);
@@ -131,8 +140,10 @@ impl WriteStore for MySqlStore {
         let (mut connection, cut) = tx.take().expect("a transaction ends once");
         if cut {
             connection.close_on_drop();
-            let reason = "a write in this transaction was cut off, so it was rolled back; do it again";
-            return Err(CommitError::NotCommitted(Error::Unavailable(reason.into())));
+            return Err(CommitError::NotCommitted(Error::Unavailable(CUT_OFF.into())));
+        }
+        if self.depth(&connection) == 0 {
+            return Err(CommitError::NotCommitted(savepoint::ended()));
         }
         let commit = finish(&self.tasks, async move {
             let committed = commit(&mut connection).await;
@@ -160,20 +171,29 @@ impl WriteStore for MySqlStore {
         rolled_back.await.map_err(|error| self.fault(error))
     }
 
-    fn is_nested(&self, connection: &MySqlConnection) -> bool {
-        MySqlTransactionManager::get_transaction_depth(connection) > 1
+    fn depth(&self, connection: &MySqlConnection) -> usize {
+        MySqlTransactionManager::get_transaction_depth(connection)
     }
 
     async fn savepoint(&self, connection: &mut MySqlConnection) -> Result<(), Error> {
+        self.inserts.expect_none(connection)?;
         MySqlTransactionManager::begin(connection, None).await.map_err(|error| self.fault(error))
     }
 
-    async fn release_savepoint(&self, connection: &mut MySqlConnection) -> Result<(), Error> {
+    async fn release_savepoint(&self, connection: &mut MySqlConnection, depth: usize) -> Result<(), Error> {
+        self.inserts.expect_none(connection)?;
+        savepoint::expect(self.depth(connection), depth)?;
         MySqlTransactionManager::commit(connection).await.map_err(|error| self.fault(error))
     }
 
-    async fn undo_savepoint(&self, connection: &mut MySqlConnection) -> Result<(), Error> {
-        MySqlTransactionManager::rollback(connection).await.map_err(|error| self.fault(error))
+    async fn undo_savepoint(&self, connection: &mut MySqlConnection, depth: usize) -> Result<(), Error> {
+        self.inserts.expect_none(connection)?;
+        savepoint::expect(self.depth(connection), depth)?;
+        let undone = async {
+            MySqlTransactionManager::rollback(connection).await?;
+            sqlx::raw_sql(savepoint::release(depth)).execute(connection).await
+        };
+        undone.await.map(drop).map_err(|error| self.fault(error))
     }
 
     fn abandon_savepoint(&self, connection: &mut MySqlConnection) {
@@ -186,21 +206,53 @@ impl WriteStore for MySqlStore {
 /// When the answer to a `PREPARE` is not waited for, sqlx takes its rest for the answers to later statements, and waits
 /// for those for ever. An insert on a connection that somebody else has cannot be kept from being dropped there.
 #[derive(Clone, Default)]
-pub(super) struct Inserts(Arc<Mutex<HashSet<usize>>>);
+pub(super) struct Inserts(Arc<Mutex<Places>>);
+
+#[derive(Default)]
+struct Places {
+    under_way: HashSet<usize>,
+    /// Those of a [`MySqlTx`], which says when it begins and ends. The place of another one may be somebody else's by now.
+    own: HashSet<usize>,
+}
+
+fn place(connection: &MySqlConnection) -> usize {
+    std::ptr::from_ref(connection).addr()
+}
 
 impl Inserts {
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn begun(&self, connection: &MySqlConnection) -> usize {
-        let place = std::ptr::from_ref(connection).addr();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(place);
+        let place = place(connection);
+        self.places().under_way.insert(place);
         place
     }
 
-    fn ended_at(&self, place: usize) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&place)
+    fn ended_at(&self, place: usize) {
+        self.places().under_way.remove(&place);
     }
 
-    /// Forgets the connection, and says whether there was an insert on it.
-    fn ended(&self, connection: &MySqlConnection) -> bool {
-        self.ended_at(std::ptr::from_ref(connection).addr())
+    fn began_own(&self, connection: &MySqlConnection) {
+        let mut places = self.places();
+        places.under_way.remove(&place(connection));
+        places.own.insert(place(connection));
+    }
+
+    /// Forgets the connection of a transaction, and says whether an insert on it never ended.
+    fn ended_own(&self, connection: &MySqlConnection) -> bool {
+        let mut places = self.places();
+        places.own.remove(&place(connection));
+        places.under_way.remove(&place(connection))
+    }
+
+    /// Fails if an insert on the connection of a transaction of ours never ended.
+    fn expect_none(&self, connection: &MySqlConnection) -> Result<(), Error> {
+        let (places, place) = (self.places(), place(connection));
+        if places.own.contains(&place) && places.under_way.contains(&place) {
+            return Err(Error::Refused(CUT_OFF.into()));
+        }
+        Ok(())
     }
 }

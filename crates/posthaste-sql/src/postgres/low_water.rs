@@ -10,7 +10,8 @@ use tokio::time::Instant;
 /// although they were committed after later ones.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// How long a claim from the first row on takes that walks over next to nothing: to begin with, and for each row that it takes.
+/// How much longer than the quickest of all a claim from the first row on takes that walks over next to nothing: to begin with,
+/// and for each row that it takes. The quickest tells how far away the server is.
 const QUICK: Duration = Duration::from_millis(1);
 const QUICK_ROW: Duration = Duration::from_micros(30);
 
@@ -34,6 +35,7 @@ struct State {
     mark: Option<Timestamp>,
     /// Until when claims may begin at the mark.
     until: Option<Instant>,
+    quickest: Option<Duration>,
 }
 
 impl LowWater {
@@ -51,8 +53,10 @@ impl LowWater {
     /// from then on.
     pub(super) fn claimed(&self, from: Option<Timestamp>, took: Duration, rows: usize, last: Option<Timestamp>) {
         let mut state = self.state();
+        let quickest = state.quickest.map_or(took, |quickest| quickest.min(took));
+        state.quickest = Some(quickest);
         if from.is_none() {
-            let quick = QUICK + QUICK_ROW * u32::try_from(rows).unwrap_or(u32::MAX);
+            let quick = quickest + QUICK + QUICK_ROW * u32::try_from(rows).unwrap_or(u32::MAX);
             let rest = (took * TIMES).clamp(SHORTEST, LONGEST);
             state.until = (took > quick).then(|| Instant::now() + rest);
         }
@@ -79,7 +83,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn claims_begin_at_the_mark_for_a_while_after_a_slow_one() {
-        let low_water = LowWater::default();
+        let low_water = near();
         assert_eq!(low_water.mark(), None);
         low_water.claimed(None, SLOW, 1, Some(at(100)));
         assert_eq!((low_water.mark(), low_water.whole_in()), (Some(at(99)), SLOW * TIMES));
@@ -93,9 +97,27 @@ mod tests {
         assert_eq!((low_water.mark(), low_water.whole_in()), (None, Duration::ZERO));
     }
 
+    /// One whose server is near, as the first claim has shown.
+    fn near() -> LowWater {
+        let low_water = LowWater::default();
+        low_water.claimed(None, QUICK / 2, 0, None);
+        low_water
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn how_far_away_the_server_is_does_not_count() {
+        let low_water = LowWater::default();
+        for _ in 0..3 {
+            low_water.claimed(None, SLOW, 1, Some(at(100)));
+            assert_eq!(low_water.mark(), None);
+        }
+        low_water.claimed(None, SLOW * 2, 1, Some(at(100)));
+        assert_eq!(low_water.mark(), Some(at(99)));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn where_claims_are_quick_all_begin_at_the_first_row() {
-        let low_water = LowWater::default();
+        let low_water = near();
         low_water.claimed(None, SLOW, 1, Some(at(100)));
         low_water.claimed(None, QUICK, 1, Some(at(101)));
         assert_eq!(low_water.mark(), None);
@@ -105,7 +127,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_before_the_mark_waits_for_a_poll_at_most() {
-        let low_water = LowWater::default();
+        let low_water = near();
         low_water.claimed(None, Duration::from_secs(60), 1, Some(at(100)));
         assert_eq!(low_water.whole_in(), LONGEST);
         low_water.claimed(None, QUICK * 2, 0, None);
@@ -114,7 +136,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_was_given_back_takes_the_mark_back() {
-        let low_water = LowWater::default();
+        let low_water = near();
         low_water.claimed(None, SLOW, 1, Some(at(100)));
         low_water.claimed(None, SLOW, 1, Some(at(50)));
         assert_eq!(low_water.mark(), Some(at(49)));

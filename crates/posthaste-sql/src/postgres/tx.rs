@@ -6,14 +6,12 @@ use sqlx::postgres::{PgConnection, PgTransactionManager, Postgres};
 use sqlx_core::transaction::TransactionManager;
 
 use super::{PgStore, fault};
+use crate::savepoint;
 
 /// PostgreSQL answers the COMMIT of a transaction in which a statement had failed with success, and rolls back. The first
 /// of these statements is refused there; otherwise it checks what the commit would check, so it costs nothing. The chain
 /// lets sqlx end a transaction that it still counts as open, together with the return of the connection to its pool.
 const COMMIT: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT AND CHAIN";
-
-/// What is said to who writes in a transaction that sqlx has rolled back.
-const ENDED: &str = "the transaction has ended, because a savepoint in it was refused or cut off; begin another";
 
 /// How many connections that have died in the pool a begin passes by.
 const MOST_STALE: usize = 3;
@@ -46,7 +44,7 @@ impl WriteStore for PgStore {
     async fn insert(&self, connection: &mut PgConnection, rows: &[NewRow]) -> Result<(), Error> {
         // A savepoint that was refused or cut off takes the whole transaction along.
         if PgTransactionManager::get_transaction_depth(connection) == 0 {
-            return Err(Error::Refused(ENDED.into()));
+            return Err(savepoint::ended());
         }
         self.insert_rows(connection, rows).await
     }
@@ -71,23 +69,35 @@ impl WriteStore for PgStore {
         tx.rollback().await.map_err(|error| self.fault(error))
     }
 
-    fn is_nested(&self, connection: &PgConnection) -> bool {
-        PgTransactionManager::get_transaction_depth(connection) > 1
+    fn depth(&self, connection: &PgConnection) -> usize {
+        PgTransactionManager::get_transaction_depth(connection)
     }
 
     async fn savepoint(&self, connection: &mut PgConnection) -> Result<(), Error> {
         PgTransactionManager::begin(connection, None).await.map_err(|error| self.fault(error))
     }
 
-    async fn release_savepoint(&self, connection: &mut PgConnection) -> Result<(), Error> {
+    async fn release_savepoint(&self, connection: &mut PgConnection, depth: usize) -> Result<(), Error> {
+        savepoint::expect(self.depth(connection), depth)?;
         PgTransactionManager::commit(connection).await.map_err(|error| self.fault(error))
     }
 
-    async fn undo_savepoint(&self, connection: &mut PgConnection) -> Result<(), Error> {
-        PgTransactionManager::rollback(connection).await.map_err(|error| self.fault(error))
+    async fn undo_savepoint(&self, connection: &mut PgConnection, depth: usize) -> Result<(), Error> {
+        savepoint::expect(self.depth(connection), depth)?;
+        let undone = async {
+            PgTransactionManager::rollback(connection).await?;
+            sqlx::raw_sql(savepoint::release(depth)).execute(connection).await
+        };
+        undone.await.map(drop).map_err(|error| self.fault(error))
     }
 
     fn abandon_savepoint(&self, connection: &mut PgConnection) {
         PgTransactionManager::start_rollback(connection);
+    }
+
+    fn abandon_all(&self, connection: &mut PgConnection) {
+        while self.depth(connection) > 1 {
+            PgTransactionManager::start_rollback(connection);
+        }
     }
 }

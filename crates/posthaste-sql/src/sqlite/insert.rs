@@ -6,9 +6,9 @@ use std::collections::HashSet;
 use posthaste_core::event::{Availability, Payload};
 use posthaste_core::store::{Error, Lease, NewRow};
 use posthaste_core::{Event, EventId, Timestamp};
+use sqlx::SqlStr;
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection};
-use sqlx::{Connection, SqlStr};
 
 use super::{SqliteStore, fault};
 use crate::driver::{self, DriverStore, Parameter, Refusal, headers, taken_id};
@@ -30,18 +30,30 @@ impl SqliteStore {
                 done => done.map(drop).map_err(|error| self.fault(error)),
             };
         }
-        // Several statements: a savepoint makes them all or none within a transaction that may go on after an error.
-        let mut savepoint = connection.begin().await.map_err(|error| self.fault(error))?;
-        match self.insert_cut(&mut savepoint, insert, rows, now).await {
-            Ok(()) => savepoint.commit().await.map_err(|error| self.fault(error)),
+        // Several statements: a savepoint makes them all or none within a transaction that may go on after an error. It is set
+        // by hand: dropped at the wrong moment, a savepoint of sqlx rolls back the transaction around it.
+        let say = async |connection: &mut SqliteConnection, sql: &'static str| {
+            sqlx::raw_sql(sql).execute(connection).await.map(drop).map_err(|error| self.fault(error))
+        };
+        say(connection, "SAVEPOINT posthaste_insert").await?;
+        match self.insert_cut(connection, insert, rows, now).await {
+            Ok(()) => say(connection, "RELEASE SAVEPOINT posthaste_insert").await,
             Err(error) => {
-                savepoint.rollback().await.map_err(|error| self.fault(error))?;
+                say(connection, "ROLLBACK TO SAVEPOINT posthaste_insert; RELEASE SAVEPOINT posthaste_insert").await?;
                 if fault::is_duplicate(&error) {
                     return Err(self.duplicate(connection, rows).await);
                 }
                 Err(self.fault(error))
             }
         }
+    }
+
+    /// Deletes rows that were inserted outside of a transaction by mistake.
+    pub(super) async fn take_back(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
+        let ids: Vec<&str> = rows.iter().map(|row| row.event.id().as_str()).collect();
+        let json = serde_json::to_string(&ids).unwrap_or_default();
+        let deleted = sqlx::query(self.sql.take_back.clone()).bind(json).execute(connection).await;
+        deleted.map(drop).map_err(|error| self.fault(error))
     }
 
     async fn insert_cut(

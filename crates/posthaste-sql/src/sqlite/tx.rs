@@ -10,6 +10,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::gate::Turn;
 use super::{SqliteStore, fault};
+use crate::savepoint;
 
 /// A transaction of a [`SqliteStore`], which is the only one of this process that writes while it is open. Comes
 /// with the feature `sqlite`.
@@ -58,15 +59,29 @@ impl WriteStore for SqliteStore {
     }
 
     async fn insert(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
-        self.insert_rows(connection, rows).await
+        self.insert_rows(connection, rows).await?;
+        // Known only now: a rollback that sqlx has begun by itself comes before the insert, which then was on its own.
+        if !rows.is_empty() && self.depth(connection) == 0 {
+            self.take_back(connection, rows).await?;
+            return Err(savepoint::ended());
+        }
+        Ok(())
     }
 
-    async fn commit(&self, tx: SqliteTx) -> Result<(), CommitError> {
+    async fn commit(&self, mut tx: SqliteTx) -> Result<(), CommitError> {
+        self.caught_up(&mut tx).await.map_err(CommitError::NotCommitted)?;
+        self.commit_inserted(tx).await
+    }
+
+    async fn commit_inserted(&self, tx: SqliteTx) -> Result<(), CommitError> {
         let SqliteTx { mut inner, _turn } = tx;
+        if self.depth(&inner) == 0 {
+            return Err(CommitError::NotCommitted(savepoint::ended()));
+        }
         // Somebody may have begun a savepoint and forgotten it: sqlx would end that one, and nothing else.
         while SqliteTransactionManager::get_transaction_depth(&inner) > 1 {
             let released = SqliteTransactionManager::commit(&mut inner).await;
-            released.map_err(|error| CommitError::NotCommitted(self.fault(error)))?;
+            released.map_err(|error| fault::classify_commit(error, self.table()))?;
         }
         // A transaction that could not be committed is rolled back when sqlx drops it.
         inner.commit().await.map_err(|error| fault::classify_commit(error, self.table()))
@@ -77,24 +92,46 @@ impl WriteStore for SqliteStore {
         inner.rollback().await.map_err(|error| self.fault(error))
     }
 
-    fn is_nested(&self, connection: &SqliteConnection) -> bool {
-        SqliteTransactionManager::get_transaction_depth(connection) > 1
+    fn depth(&self, connection: &SqliteConnection) -> usize {
+        SqliteTransactionManager::get_transaction_depth(connection)
     }
 
     async fn savepoint(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
         SqliteTransactionManager::begin(connection, None).await.map_err(|error| self.fault(error))
     }
 
-    async fn release_savepoint(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+    async fn release_savepoint(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), Error> {
+        self.caught_up(connection).await?;
+        savepoint::expect(self.depth(connection), depth)?;
         SqliteTransactionManager::commit(connection).await.map_err(|error| self.fault(error))
     }
 
-    async fn undo_savepoint(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
-        SqliteTransactionManager::rollback(connection).await.map_err(|error| self.fault(error))
+    async fn undo_savepoint(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), Error> {
+        self.caught_up(connection).await?;
+        savepoint::expect(self.depth(connection), depth)?;
+        let undone = async {
+            SqliteTransactionManager::rollback(connection).await?;
+            sqlx::raw_sql(savepoint::release(depth)).execute(connection).await
+        };
+        undone.await.map(drop).map_err(|error| self.fault(error))
     }
 
     fn abandon_savepoint(&self, connection: &mut SqliteConnection) {
         SqliteTransactionManager::start_rollback(connection);
+    }
+
+    /// Once more than needed: sqlx passes over one of them after an end that was cut off, and over all beyond the last.
+    fn abandon_all(&self, connection: &mut SqliteConnection) {
+        for _ in 0..=self.depth(connection) {
+            SqliteTransactionManager::start_rollback(connection);
+        }
+    }
+}
+
+impl SqliteStore {
+    /// Waits until the connection has done what sqlx has begun on it by itself, so that its depth is what it will be.
+    async fn caught_up(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        connection.ping().await.map_err(|error| self.fault(error))
     }
 }
 

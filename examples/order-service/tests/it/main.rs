@@ -1,5 +1,7 @@
 //! Runs the example as its users do, against a real PostgreSQL.
 
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

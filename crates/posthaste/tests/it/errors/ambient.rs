@@ -27,6 +27,18 @@ pub(super) async fn write(book: &mut Book) {
     let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
     store.migrate().await.unwrap();
     let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+    let cut_off = outbox.transaction(|| async {
+        let inner = outbox.transaction(|| async { Ok::<_, TransactionError>(()) });
+        tokio::select! {
+            biased;
+            _ = inner => {}
+            () = std::future::ready(()) => {}
+        }
+        book.add("none", "Outbox::current, after an inner transaction was cut off", &outbox.current().unwrap_err());
+        Ok::<_, TransactionError>(())
+    });
+    let error = cut_off.await.unwrap_err();
+    book.add("transaction", "Outbox::transaction, in which an inner one was cut off", &error);
     let by_hand = outbox.transaction(|| async {
         sqlx::raw_sql("ROLLBACK").execute(&mut **outbox.current()?).await.unwrap();
         Ok::<_, TransactionError>(())
