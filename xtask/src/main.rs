@@ -3,6 +3,7 @@
 mod cases;
 mod matrix;
 mod suite;
+mod trees;
 
 use std::env;
 use std::process::ExitCode;
@@ -11,13 +12,15 @@ const USAGE: &str = "\
 Usage: cargo xtask <command>
 
 Commands:
-  cases  print which conformance cases are tested for which store, and fail on holes";
+  cases  print which conformance cases are tested for which store, and fail on holes
+  trees  check that the façade with one adapter depends on nothing of the others";
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["cases"] => cases::run(),
+        ["trees"] => trees::run(),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             Ok(ExitCode::SUCCESS)
