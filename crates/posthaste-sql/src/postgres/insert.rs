@@ -219,13 +219,9 @@ mod tests {
         assert_eq!(sizes(&rows(&[1 << 20; 130])), [64, 64, 2]);
     }
 
-    #[test]
-    fn parameters_are_numbered_through_all_rows() {
-        let pool = sqlx::PgPool::connect_lazy("postgres://nobody@localhost/nowhere");
-        let store = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap()
-            .block_on(async { PgStore::new(pool.unwrap()) });
+    #[tokio::test]
+    async fn parameters_are_numbered_through_all_rows() {
+        let store = PgStore::new(sqlx::PgPool::connect_lazy("postgres://nobody@localhost/nowhere").unwrap());
         let rows = rows(&[1; 7]);
         let inserts = store.inserts(&rows);
         let sizes: Vec<_> = inserts.iter().map(|insert| insert.parameters.len() / PARAMETERS).collect();

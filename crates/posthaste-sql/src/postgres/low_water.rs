@@ -15,7 +15,10 @@ const SLACK: Duration = Duration::from_secs(1);
 const QUICK: Duration = Duration::from_millis(1);
 const QUICK_ROW: Duration = Duration::from_micros(30);
 
-/// For how many times as long as such a claim took the next ones begin at the mark, at least and at most that long: so it is
+/// How many such claims in a row have to be slow. One may have waited for something else.
+const SLOW_IN_A_ROW: u32 = 2;
+
+/// For how many times as long as a slow claim took the next ones begin at the mark, at least and at most that long: so it is
 /// a small share of the time, and what is before the mark waits no longer than for a poll.
 const TIMES: u32 = 20;
 const SHORTEST: Duration = Duration::from_millis(250);
@@ -36,6 +39,7 @@ struct State {
     /// Until when claims may begin at the mark.
     until: Option<Instant>,
     quickest: Option<Duration>,
+    slow_in_a_row: u32,
 }
 
 impl LowWater {
@@ -58,11 +62,18 @@ impl LowWater {
         if from.is_none() {
             let quick = quickest + QUICK + QUICK_ROW * u32::try_from(rows).unwrap_or(u32::MAX);
             let rest = (took * TIMES).clamp(SHORTEST, LONGEST);
-            state.until = (took > quick).then(|| Instant::now() + rest);
+            state.slow_in_a_row = if took > quick { state.slow_in_a_row.saturating_add(1) } else { 0 };
+            state.until = (state.slow_in_a_row >= SLOW_IN_A_ROW).then(|| Instant::now() + rest);
         }
         if let Some(last) = last {
             state.mark = Some(last - SLACK);
         }
+    }
+
+    /// Has the next claim begin at the first row.
+    #[cfg(feature = "testing")]
+    pub(super) fn forget(&self) {
+        *self.state() = State::default();
     }
 
     /// In how long a claim has to begin at the first row, after one that began at a mark.
@@ -84,7 +95,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn claims_begin_at_the_mark_for_a_while_after_a_slow_one() {
         let low_water = near();
-        assert_eq!(low_water.mark(), None);
+        low_water.claimed(None, SLOW, 1, Some(at(100)));
+        assert_eq!(low_water.mark(), None, "one may have waited for something else");
         low_water.claimed(None, SLOW, 1, Some(at(100)));
         assert_eq!((low_water.mark(), low_water.whole_in()), (Some(at(99)), SLOW * TIMES));
         tokio::time::advance(SLOW * TIMES / 2).await;
@@ -111,13 +123,16 @@ mod tests {
             low_water.claimed(None, SLOW, 1, Some(at(100)));
             assert_eq!(low_water.mark(), None);
         }
-        low_water.claimed(None, SLOW * 2, 1, Some(at(100)));
+        for _ in 0..SLOW_IN_A_ROW {
+            low_water.claimed(None, SLOW * 2, 1, Some(at(100)));
+        }
         assert_eq!(low_water.mark(), Some(at(99)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_claims_are_quick_all_begin_at_the_first_row() {
         let low_water = near();
+        low_water.claimed(None, SLOW, 1, Some(at(100)));
         low_water.claimed(None, SLOW, 1, Some(at(100)));
         low_water.claimed(None, QUICK, 1, Some(at(101)));
         assert_eq!(low_water.mark(), None);
@@ -129,6 +144,7 @@ mod tests {
     async fn what_is_before_the_mark_waits_for_a_poll_at_most() {
         let low_water = near();
         low_water.claimed(None, Duration::from_secs(60), 1, Some(at(100)));
+        low_water.claimed(None, Duration::from_secs(60), 1, Some(at(100)));
         assert_eq!(low_water.whole_in(), LONGEST);
         low_water.claimed(None, QUICK * 2, 0, None);
         assert_eq!((low_water.mark(), low_water.whole_in()), (Some(at(99)), SHORTEST));
@@ -137,6 +153,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_was_given_back_takes_the_mark_back() {
         let low_water = near();
+        low_water.claimed(None, SLOW, 1, Some(at(100)));
         low_water.claimed(None, SLOW, 1, Some(at(100)));
         low_water.claimed(None, SLOW, 1, Some(at(50)));
         assert_eq!(low_water.mark(), Some(at(49)));

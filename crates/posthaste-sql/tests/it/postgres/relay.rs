@@ -121,7 +121,15 @@ async fn what_a_claim_has_just_missed_is_come_back_for_but_not_what_is_in_hand()
         assert!(missed.next_in.is_some_and(|soon| soon < Duration::from_millis(100)), "{:?}", missed.next_in);
         tx.rollback().await.unwrap();
         assert_eq!(ids(&claim(&store, 10).await.1), ["b"]);
-        assert_eq!(claim(&store, 10).await.1.next_in, None);
+        // On a busy machine claims may be slow, and one that begins at a mark wants another one soon.
+        let mut nothing = claim(&store, 10).await.1;
+        for _ in 0..20 {
+            let Some(again) = nothing.next_in else { break };
+            assert!(again <= Duration::from_secs(5));
+            tokio::time::sleep(again).await;
+            nothing = claim(&store, 10).await.1;
+        }
+        assert_eq!(nothing.next_in, None);
     }
 }
 
