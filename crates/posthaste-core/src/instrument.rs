@@ -119,6 +119,14 @@ impl Measuring {
     }
 }
 
+impl Drop for Measuring {
+    fn drop(&mut self) {
+        while let Some(running) = self.0.pop() {
+            contained("drop", || drop(running));
+        }
+    }
+}
+
 fn enter(measuring: &[Arc<dyn Running>], run: &mut dyn FnMut()) {
     match measuring.split_first() {
         None => run(),

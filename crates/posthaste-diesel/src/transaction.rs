@@ -4,6 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use diesel::QueryResult;
 use diesel::connection::{InstrumentationEvent, TransactionDepthChange};
@@ -37,7 +38,7 @@ pub struct Transaction<'c, C: AsyncConnection, S: DieselStore> {
     /// For what was written.
     receipt: Option<Receipt>,
     /// Whether all that was written was written by one insert, which went well, and nobody had the connection since.
-    inserted_last: bool,
+    inserted_last: AtomicBool,
     state: State,
 }
 
@@ -74,15 +75,15 @@ where
         &mut self,
         events: impl IntoIterator<Item = E> + Send,
     ) -> Result<Vec<EventId>, WriteError> {
-        let inserted_last = std::mem::replace(&mut self.inserted_last, false);
+        let inserted_last = std::mem::take(self.inserted_last.get_mut());
         let receipt = insert::write(&self.outbox, &mut *self.conn, events).await?;
         let ids = receipt.ids();
         if ids.is_empty() {
             // Without rows there was no statement.
-            self.inserted_last = inserted_last;
+            *self.inserted_last.get_mut() = inserted_last;
             return Ok(ids);
         }
-        self.inserted_last = self.receipt.is_none();
+        *self.inserted_last.get_mut() = self.receipt.is_none();
         self.receipt = Some(match self.receipt.take() {
             Some(earlier) => earlier.and(receipt),
             None => receipt,
@@ -149,7 +150,7 @@ where
         }
         match S::BEFORE_COMMIT {
             // The insert would have failed in a transaction that has failed.
-            Some(question) if !self.inserted_last => {
+            Some(question) if !*self.inserted_last.get_mut() => {
                 let asked = self.conn.batch_execute(question).await;
                 asked.map_err(|error| fault::of_control(self.outbox.store(), error))
             }
@@ -189,7 +190,7 @@ where
         Err(error) => return Err(TransactionError::Begin(error).into()),
     };
     let (outbox, receipt, state) = (outbox.clone(), None, State::Open);
-    let mut tx = Transaction { outbox, conn, base, receipt, inserted_last: false, state };
+    let mut tx = Transaction { outbox, conn, base, receipt, inserted_last: AtomicBool::new(false), state };
     tx.begin().await?;
     // Boxed, because the compiler cannot see of the closure's future that it is `Send` while its lifetime is open.
     let work: BoxFuture<'_, _> = Box::pin(work(&mut tx));
@@ -212,7 +213,8 @@ where
 
 impl<C: AsyncConnection, S: DieselStore> Drop for Transaction<'_, C, S> {
     fn drop(&mut self) {
-        if self.state != State::Ended {
+        // What panics in diesel-async while a statement is dropped would panic here again, and end the process.
+        if self.state != State::Ended && !std::thread::panicking() {
             // It is still open, and what comes next would be a savepoint in it that nobody commits.
             C::TransactionManager::transaction_manager_status_mut(self.conn).set_in_error();
         }
@@ -226,14 +228,16 @@ impl<C: AsyncConnection, S: DieselStore> Drop for Transaction<'_, C, S> {
 impl<C: AsyncConnection, S: DieselStore> Deref for Transaction<'_, C, S> {
     type Target = C;
 
+    /// A shared connection of PostgreSQL carries out statements, too.
     fn deref(&self) -> &C {
+        self.inserted_last.store(false, Ordering::Relaxed);
         self.conn
     }
 }
 
 impl<C: AsyncConnection, S: DieselStore> DerefMut for Transaction<'_, C, S> {
     fn deref_mut(&mut self) -> &mut C {
-        self.inserted_last = false;
+        *self.inserted_last.get_mut() = false;
         self.conn
     }
 }

@@ -92,6 +92,53 @@ const COMMIT_MYSQL: &str = "COMMIT AND CHAIN";
 const CHAIN_SQLITE: &str =
     "BEGIN; SAVEPOINT _sqlx_savepoint_1; SAVEPOINT _sqlx_savepoint_2; SAVEPOINT _sqlx_savepoint_3";
 
+/// What is said to who goes on in a transaction that is none any more.
+const ROLLED_BACK: &str = "the database has rolled the transaction back, because an inner one was refused or cut off, or a \
+                           statement lost a conflict; begin another";
+
+/// Fails unless the transaction is open. SeaORM rolls back all of it when an inner one cannot be begun, or when that is cut off,
+/// and some databases do so by themselves; what follows would be stored on its own.
+pub(crate) async fn expect_open<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction) -> Result<(), Error> {
+    let closed = || Err(Error::Refused(ROLLED_BACK.into()));
+    match S::BACKEND {
+        // Refused outside of one, and in one that has failed.
+        DbBackend::Postgres => {
+            let asked = tx.execute_unprepared("SAVEPOINT posthaste_open; RELEASE SAVEPOINT posthaste_open").await;
+            asked.map(drop).map_err(|error| fault::classify(store, &[], error))
+        }
+        // Refused in one, and changes nothing outside.
+        DbBackend::MySql => match tx.execute_unprepared("SET TRANSACTION READ WRITE").await {
+            Ok(_) => closed(),
+            Err(error) if fault::code_of(&error).as_deref() == Some(IN_PROGRESS) => Ok(()),
+            Err(error) => Err(fault::classify(store, &[], error)),
+        },
+        _ => match tx.execute_unprepared("BEGIN").await {
+            Ok(_) => {
+                tx.execute_unprepared("ROLLBACK").await.map_err(|error| fault::classify(store, &[], error))?;
+                closed()
+            }
+            Err(error) if error.to_string().contains("within a transaction") => Ok(()),
+            Err(error) => Err(fault::classify(store, &[], error)),
+        },
+    }
+}
+
+/// The number for a transaction that is in progress.
+const IN_PROGRESS: &str = "1568";
+
+/// Rolls back all of a transaction, also what somebody began inside of it and still has.
+pub(crate) async fn roll_back<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction) -> Result<(), Error> {
+    let sql = if S::BACKEND == DbBackend::Sqlite { "ROLLBACK" } else { "ROLLBACK AND CHAIN" };
+    match tx.execute_unprepared(sql).await {
+        Ok(_) if S::BACKEND == DbBackend::Sqlite => {
+            let chained = tx.execute_unprepared(CHAIN_SQLITE).await;
+            chained.map(drop).map_err(|error| fault::classify(store, &[], error))
+        }
+        Ok(_) => Ok(()),
+        Err(_) => tx.rollback().await.map_err(|error| fault::classify(store, &[], error)),
+    }
+}
+
 /// Commits all of a transaction, also a part of it that somebody began inside and has not ended: SeaORM's own commit would end
 /// that part, and nothing else. SeaORM goes on counting all of it as open, so it is given another one to roll back.
 pub(crate) async fn commit<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction) -> Result<(), CommitError> {

@@ -43,6 +43,11 @@ pub(crate) fn classify_commit<S: SeaOrmStore>(store: &S, error: DbErr) -> Commit
     if certain { CommitError::NotCommitted(error) } else { CommitError::Unknown(error) }
 }
 
+/// The code of what the database said, if it did.
+pub(crate) fn code_of(error: &DbErr) -> Option<String> {
+    cause(error).and_then(sqlx::Error::as_database_error).map(code)
+}
+
 /// What sqlx said, if it was sqlx.
 fn cause(error: &DbErr) -> Option<&sqlx::Error> {
     match error {

@@ -7,7 +7,7 @@ use posthaste_core::store::{Error, NewRow};
 use posthaste_sql::driver::{Insert, Parameter};
 use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, Statement, Value};
 
-use crate::database::{SeaOrmStore, expect, quoted};
+use crate::database::{SeaOrmStore, expect, expect_open, quoted};
 use crate::fault;
 
 /// The most ids of a question: a statement of any database has room for them.
@@ -34,7 +34,11 @@ pub(crate) async fn insert<S: SeaOrmStore>(
     tx: &DatabaseTransaction,
     rows: &[NewRow],
 ) -> Result<Kept, Refused> {
-    expect::<S>(tx.get_database_backend()).map_err(|error| Refused { error, partly: false })?;
+    let untouched = |error| Refused { error, partly: false };
+    expect::<S>(tx.get_database_backend()).map_err(untouched)?;
+    if !rows.is_empty() {
+        expect_open(store, tx).await.map_err(untouched)?;
+    }
     // Where nobody says, it is to be looked at.
     let mut kept = if S::BACKEND == DbBackend::Postgres { Kept::Surely } else { Kept::Perhaps };
     for (number, insert) in store.inserts(rows).into_iter().enumerate() {

@@ -5,10 +5,9 @@ use std::ops::Deref;
 
 use posthaste_core::store::{CommitError, Error, NewRow};
 use posthaste_core::{EventId, IntoEvent, Outbox, Receipt, WriteError};
-use sea_orm::DatabaseTransaction;
+use sea_orm::{DatabaseTransaction, DbBackend};
 
-use crate::database::{SeaOrmStore, commit};
-use crate::fault;
+use crate::database::{SeaOrmStore, commit, expect_open, roll_back};
 use crate::insert::{Kept, Refused, are_there, insert};
 
 /// A transaction of SeaORM's in which entities and events go together. From
@@ -136,6 +135,10 @@ impl Own {
 
     async fn commit<S: SeaOrmStore>(self, store: &S) -> Result<(), CommitError> {
         let Self { savepoints, tx, mut written } = self;
+        // PostgreSQL says so itself when it is asked to commit.
+        if S::BACKEND != DbBackend::Postgres {
+            expect_open(store, &tx).await.map_err(CommitError::NotCommitted)?;
+        }
         // A savepoint of SeaORM's that was undone, or an error after which the database has rolled back by itself.
         let all = are_there(store, &tx, written.in_doubt()).await.map_err(CommitError::NotCommitted)?;
         let receipt = written.take_receipt(all);
@@ -154,9 +157,9 @@ impl Own {
     async fn rollback<S: SeaOrmStore>(self, store: &S) -> Result<(), Error> {
         let Self { savepoints, tx, written } = self;
         drop(savepoints);
-        let rolled_back = tx.rollback().await;
+        let rolled_back = roll_back(store, tx).await;
         drop(written);
-        rolled_back.map_err(|error| fault::classify(store, &[], error))
+        rolled_back
     }
 }
 

@@ -126,7 +126,7 @@ impl Worker {
         measuring.entered(|| {
             hand.actions.extend(outcomes.map(|(event, verdict)| self.classify(&event, verdict, policy)));
         });
-        measuring.end(&hand.actions);
+        let ended_with = if measuring.is_empty() { Vec::new() } else { hand.actions.clone() };
         for (work, action) in hand.works.drain(..).zip(hand.actions.drain(..)) {
             let place = places.next().expect("a place was reserved for each event in hand");
             place.send(settle::Settling {
@@ -139,6 +139,8 @@ impl Worker {
                 open_under: None,
             });
         }
+        // After the outcomes are on their way, which must not wait for somebody's exporter.
+        measuring.end(&ended_with);
     }
 
     /// Runs the listener inside the interceptors. Gives a verdict for each event, in their order.

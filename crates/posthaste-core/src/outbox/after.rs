@@ -48,8 +48,11 @@ impl AfterWrite {
 
     /// A transaction has committed in which these rows were written in a savepoint: they are in the table by now, or never.
     pub(super) fn committed_nested(&self, rows: &[NewRow]) {
-        if let Some((hot, _)) = &self.hot {
+        if let Some((hot, dispatcher)) = &self.hot {
             hot.after_nested(rows);
+            if hot.is_closed() {
+                self.give_back_after_close(Arc::clone(dispatcher));
+            }
         }
         if let Some(signals) = &self.signals {
             signals.committed(rows);

@@ -55,7 +55,8 @@ impl<S: WriteStore> Transaction<S> {
     ///
     /// # Cancellation
     /// The transaction has then ended, rolled back. What is still tried in it is refused. The same is true of the
-    /// [`commit`](Savepoint::commit) and the [`rollback`](Savepoint::rollback) of the savepoint.
+    /// [`commit`](Savepoint::commit) and the [`rollback`](Savepoint::rollback) of the savepoint. Who uses the transaction as a
+    /// connection then panics, because there is none any more.
     pub async fn savepoint(&mut self) -> Result<Savepoint<'_, S>, store::Error> {
         let mark = self.set_savepoint().await?;
         Ok(Savepoint { tx: self, mark, ended: false })

@@ -1,6 +1,6 @@
 //! What only PostgreSQL does.
 
-use diesel_async::{AsyncConnection, SimpleAsyncConnection};
+use diesel_async::{AsyncConnection, RunQueryDsl, SimpleAsyncConnection};
 use posthaste_conformance::{Fixture, PgFixture};
 use posthaste_core::store::Error;
 use posthaste_core::{CommitError, Outbox, TransactionError, WriteError};
@@ -31,6 +31,16 @@ async fn case_10_a_swallowed_error_is_no_commit() {
         anyhow::Ok(())
     });
     let error = swallowed.await.unwrap_err().downcast::<TransactionError>().unwrap();
+    assert!(matches!(error, TransactionError::Commit(CommitError::NotCommitted(_))), "{error:?}");
+    assert_eq!(witness.told(), [told("rollback", std::slice::from_ref(&one))]);
+
+    // The same through a shared connection, as for pipelines.
+    let shared = outbox.transaction_on(&mut conn, async |tx| {
+        tx.write(&one).await?;
+        assert!(diesel::sql_query("SELECT 1 / 0").execute(&mut &**tx).await.is_err());
+        anyhow::Ok(())
+    });
+    let error = shared.await.unwrap_err().downcast::<TransactionError>().unwrap();
     assert!(matches!(error, TransactionError::Commit(CommitError::NotCommitted(_))), "{error:?}");
     assert_eq!(witness.told(), [told("rollback", std::slice::from_ref(&one))]);
 

@@ -11,7 +11,9 @@ use sea_orm::DatabaseConnection;
 use crate::order::{place, placed};
 use crate::support::{Sea, Shop, Witness, event, rows, told, with_orders};
 
-crate::tests! { every: case_19_cut_anywhere, case_19_cut_begin, case_19_cut_savepoint, case_19_commit_goes_on }
+crate::tests! {
+    every: case_19_cut_anywhere, case_19_cut_begin, case_19_cut_savepoint, case_19_cut_inner, case_19_commit_goes_on
+}
 
 /// Polls a future that many times and then drops it. Its output, if it came to its end before.
 pub(crate) async fn cut_short<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
@@ -106,6 +108,29 @@ async fn case_19_cut_savepoint<F: Sea>() {
         tx.commit().await.unwrap_err();
         shop.fixture.assert_no_open_transaction().await;
         assert_eq!(shop.witness.told(), [told("rollback", &[&undone])]);
+    }
+    assert_eq!(shop.rows().await, 0);
+    shop.close().await;
+}
+
+/// An inner transaction of SeaORM's that is cut off takes the outer one along: what is written afterwards is refused, and not
+/// stored on its own.
+async fn case_19_cut_inner<F: Sea>() {
+    let shop = Shop::<F>::open().await;
+    let mut cut = 0;
+    // It may be so fast that it cannot be cut.
+    while cut == 0 {
+        let mut tx = shop.outbox.begin_on(&shop.db).await.unwrap();
+        tx.write(event("Undone")).await.unwrap();
+        if let Some(inner) = cut_short(1, sea_orm::TransactionTrait::begin(&*tx)).await {
+            drop(inner);
+            tx.rollback().await.unwrap();
+            continue;
+        }
+        cut += 1;
+        tx.write(event("Late")).await.unwrap_err();
+        tx.commit().await.unwrap_err();
+        shop.fixture.assert_no_open_transaction().await;
     }
     assert_eq!(shop.rows().await, 0);
     shop.close().await;

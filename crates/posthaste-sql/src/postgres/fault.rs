@@ -44,7 +44,7 @@ pub(super) fn classify_commit(error: sqlx::Error, table: &TableName) -> CommitEr
         // What ends the connection may come after the commit, while it waits for a replica.
         sqlx::Error::Database(database) => database
             .try_downcast_ref::<PgDatabaseError>()
-            .is_some_and(|error| error.severity() == PgSeverity::Error && error.code() != STATEMENT_COMPLETION_UNKNOWN),
+            .is_some_and(|error| error.severity() == PgSeverity::Error && !UNCERTAIN.contains(&error.code())),
         _ => false,
     };
     let error = classify(error, table);
@@ -93,7 +93,8 @@ const NOT_OURS: &str = "these migrations did not make it, so rename it or choose
 
 // https://www.postgresql.org/docs/current/errcodes-appendix.html
 const UNIQUE_VIOLATION: &str = "23505";
-const STATEMENT_COMPLETION_UNKNOWN: &str = "40003";
+/// Statement completion unknown; no active transaction, because somebody has ended it by a statement of his own, either way.
+const UNCERTAIN: [&str; 2] = ["40003", "25P01"];
 const READ_ONLY: &str = "25006";
 const UNDEFINED_COLUMN: &str = "42703";
 const FEATURE_NOT_SUPPORTED: &str = "0A000";

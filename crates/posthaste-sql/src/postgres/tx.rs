@@ -52,6 +52,9 @@ impl WriteStore for PgStore {
     /// # Errors
     /// [`CommitError::NotCommitted`] also when a statement of the transaction had failed.
     async fn commit(&self, mut tx: Transaction<'static, Postgres>) -> Result<(), CommitError> {
+        if self.depth(&tx) == 0 {
+            return Err(CommitError::NotCommitted(savepoint::ended()));
+        }
         let committed = sqlx::raw_sql(COMMIT).execute(&mut *tx).await;
         committed.map(drop).map_err(|error| fault::classify_commit(error, self.table()))
     }

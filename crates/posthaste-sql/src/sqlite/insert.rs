@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use posthaste_core::event::{Availability, Payload};
-use posthaste_core::store::{Error, Lease, NewRow};
+use posthaste_core::store::{Error, Lease, NewRow, WriteStore};
 use posthaste_core::{Event, EventId, Timestamp};
 use sqlx::SqlStr;
 use sqlx::query::Query;
@@ -14,6 +14,7 @@ use super::{SqliteStore, fault};
 use crate::driver::{self, DriverStore, Parameter, Refusal, headers, taken_id};
 use crate::many::Many;
 use crate::plain::are_plain;
+use crate::savepoint;
 
 impl SqliteStore {
     pub(super) async fn insert_rows(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
@@ -35,6 +36,11 @@ impl SqliteStore {
         let say = async |connection: &mut SqliteConnection, sql: &'static str| {
             sqlx::raw_sql(sql).execute(connection).await.map(drop).map_err(|error| self.fault(error))
         };
+        // Outside of a transaction it would begin one, of which sqlx knows nothing.
+        self.caught_up(connection).await?;
+        if self.depth(connection) == 0 {
+            return Err(savepoint::ended());
+        }
         say(connection, "SAVEPOINT posthaste_insert").await?;
         match self.insert_cut(connection, insert, rows, now).await {
             Ok(()) => say(connection, "RELEASE SAVEPOINT posthaste_insert").await,

@@ -130,7 +130,7 @@ impl WriteStore for SqliteStore {
 
 impl SqliteStore {
     /// Waits until the connection has done what sqlx has begun on it by itself, so that its depth is what it will be.
-    async fn caught_up(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+    pub(super) async fn caught_up(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
         connection.ping().await.map_err(|error| self.fault(error))
     }
 }

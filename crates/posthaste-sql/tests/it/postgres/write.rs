@@ -154,7 +154,7 @@ async fn a_commit_right_after_a_write_says_the_same_of_what_happened() {
     sqlx::raw_sql("ROLLBACK").execute(&mut *tx).await.unwrap();
     tx.write(event("alone")).await.unwrap();
     let error = tx.commit().await.unwrap_err();
-    assert!(matches!(error, CommitError::NotCommitted(_)), "{error:?}");
+    assert!(matches!(error, CommitError::Unknown(_)), "{error:?}");
     sql(&store, "DELETE FROM outbox_event WHERE event_id = 'alone'").await;
 
     // A savepoint that is refused, since a statement had failed, takes the whole transaction along.
