@@ -42,8 +42,9 @@ const STILL_OPEN: &str = "SAVEPOINT posthaste_commit";
 /// ```
 ///
 /// A savepoint that the library sets in it is still open after its rollback, and so is one by a statement of your own.
-/// The outbox sees it when it writes (in a table in partitions it does not) and leaves the event to the poller, which
-/// delivers it after the commit if it is there. [`savepoint`](Self::savepoint) needs no such care.
+/// The outbox sees it when it writes, and leaves the event to the poller, which delivers it after the commit if it is there.
+/// [`savepoint`](Self::savepoint) needs no such care. In a table in partitions no savepoint can be seen, so that the poller
+/// delivers everything that is not written in one of ours.
 #[must_use = "dropped, it is rolled back"]
 pub struct Transaction<T: LibraryTransaction> {
     outbox: Outbox<PgStore>,
@@ -87,8 +88,8 @@ impl<T: LibraryTransaction> Transaction<T> {
         let write = Write { receipt: Some(receipt), written: &mut self.written };
         let tx = self.tx.as_ref().expect(ENDED).plain();
         match insert(self.outbox.store(), tx, write.rows()).await {
-            // A savepoint of ours says itself how it ends.
-            Ok(place) => Ok(write.ended(place == Place::Savepoint && self.savepoints == 0)),
+            // A savepoint of ours says itself how it ends. Where nobody can see another one, there may be one.
+            Ok(place) => Ok(write.ended(place != Place::Transaction && self.savepoints == 0)),
             Err(Failure::Refused(error)) => Err(write.refused(error)),
             Err(Failure::Open(error)) => Err(WriteError::of_store(write.rows(), error)),
         }

@@ -20,9 +20,14 @@ async fn events_are_written_to_a_table_in_partitions() {
         let mut savepoint = tx.savepoint().await.unwrap();
         savepoint.write(event(&id("undone"))).await.unwrap();
         savepoint.rollback().await.unwrap();
+        // One that nobody sees.
+        tx.batch_execute("SAVEPOINT mine").await.unwrap();
+        tx.write(event(&id("undone by hand"))).await.unwrap();
+        tx.batch_execute("ROLLBACK TO SAVEPOINT mine").await.unwrap();
         tx.commit().await.unwrap();
-        assert_eq!(witness.told(), [told("rollback", &[&id("undone")]), told("commit", &[&id("own")])]);
-        assert_eq!(inbox.arrival().await, (id("own"), Path::Hot));
+        let written = told("unknown", &[&id("own"), &id("undone by hand")]);
+        assert_eq!(witness.told(), [told("rollback", &[&id("undone")]), written]);
+        assert_eq!(inbox.arrival().await, (id("own"), Path::Cold));
 
         // Whether this is in a savepoint is not known, so the poller looks.
         let mut tx = client.transaction().await.unwrap();
