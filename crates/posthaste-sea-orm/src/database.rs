@@ -128,8 +128,15 @@ const IN_PROGRESS: &str = "1568";
 
 /// Rolls back all of a transaction, also what somebody began inside of it and still has.
 pub(crate) async fn roll_back<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction) -> Result<(), Error> {
-    let sql = if S::BACKEND == DbBackend::Sqlite { "ROLLBACK" } else { "ROLLBACK AND CHAIN" };
+    let sql = if S::BACKEND == DbBackend::Postgres { "ROLLBACK AND CHAIN" } else { "ROLLBACK" };
     match tx.execute_unprepared(sql).await {
+        // It says yes outside of a transaction, too, where a chain would begin one of which SeaORM knows nothing.
+        Ok(_) if S::BACKEND == DbBackend::MySql => {
+            if let Err(error) = tx.rollback().await {
+                tracing::debug!(%error, "there was nothing left to roll back");
+            }
+            Ok(())
+        }
         Ok(_) if S::BACKEND == DbBackend::Sqlite => {
             let chained = tx.execute_unprepared(CHAIN_SQLITE).await;
             chained.map(drop).map_err(|error| fault::classify(store, &[], error))
