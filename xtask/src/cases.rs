@@ -6,9 +6,10 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::matrix::Matrix;
-use crate::suite;
+use crate::{suite, trees};
 
 /// The stores that must pass the suite. A store's tests are in a module of its name.
 ///
@@ -40,19 +41,36 @@ fn read<T>(root: &Path, name: &str, parse: impl Fn(&str) -> Result<T>) -> Result
     parse(&text).with_context(|| format!("in {}", path.display()))
 }
 
-/// The names of all integration tests of the workspace, one per line.
+/// The names of all integration tests of the workspace, one per line, but for those of adapters, which are called after the
+/// cases that concern them, and have no matrix.
 ///
 /// Selecting the suite's package alone would build the shared dependencies again with fewer
 /// features than the rest of the tests use. Names of the form `case_NN_` are the suite's.
 fn list_tests(root: &Path) -> Result<String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
+    let built = Command::new(cargo)
         .args(["test", "--locked", "--workspace", "--all-features"])
-        .args(["--test", "it", "--", "--list", "--format", "terse"])
+        .args(["--test", "it", "--no-run", "--message-format", "json"])
         .current_dir(root)
         .stderr(Stdio::inherit())
         .output()
-        .context("starting cargo to list the tests")?;
-    ensure!(output.status.success(), "cargo could not list the tests");
-    String::from_utf8(output.stdout).context("test names are UTF-8")
+        .context("starting cargo to build the tests")?;
+    ensure!(built.status.success(), "cargo could not build the tests");
+    let mut names = String::new();
+    for line in String::from_utf8(built.stdout)?.lines() {
+        let message: Value = serde_json::from_str(line).context("what cargo says is JSON")?;
+        let package = message["package_id"].as_str().unwrap_or_default();
+        let Some(program) = message["executable"].as_str() else { continue };
+        let is_test = message["profile"]["test"] == true;
+        if !is_test || trees::adapter_packages().any(|adapter| package.contains(&format!("/{adapter}#"))) {
+            continue;
+        }
+        let listed = Command::new(program)
+            .args(["--list", "--format", "terse"])
+            .output()
+            .with_context(|| format!("listing the tests of {program}"))?;
+        ensure!(listed.status.success(), "{program} could not list its tests");
+        names.push_str(&String::from_utf8(listed.stdout).context("test names are UTF-8")?);
+    }
+    Ok(names)
 }

@@ -21,6 +21,11 @@ const ADAPTERS: &[Adapter] = &[
 /// What an adapter needs of another one's library: diesel-async is made of it.
 const SHARED: &[(&str, &str)] = &[("diesel", "tokio-postgres")];
 
+/// The names of our own packages that are adapters.
+pub(crate) fn adapter_packages() -> impl Iterator<Item = &'static str> {
+    ADAPTERS.iter().map(|adapter| adapter.packages[0])
+}
+
 pub(crate) fn run() -> Result<ExitCode> {
     let mut problems = Vec::new();
     for feature in ADAPTERS.iter().map(|adapter| adapter.feature).chain([""]) {
