@@ -32,7 +32,7 @@ impl Sizes {
 
     pub(crate) const QUICK: Self = Self {
         writing: Duration::from_secs(2),
-        events: 40_000,
+        events: 100_000,
         done_beside: 200_000,
         latency: Duration::from_secs(3),
         dispatched: 300_000,

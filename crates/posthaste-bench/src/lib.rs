@@ -85,7 +85,7 @@ struct Plan {
     #[arg(long, default_value_t = 1)]
     warm_up: usize,
 
-    /// How many rows wait in a drain. By default 100,000, and 40,000 with --quick.
+    /// How many rows wait in a drain. By default 100,000.
     #[arg(long)]
     events: Option<usize>,
 

@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::event::EventId;
 use crate::handback::Handback;
 use crate::hook::WriteHook;
 use crate::inflight::{InFlight, Token};
@@ -153,23 +154,31 @@ impl ClaimHandler for Dispatcher {
     }
 
     fn handle(&self, row: ClaimedRow, lease: &Lease, leased_at: Instant) -> Handled {
-        let Some(token) = self.in_flight.acquire_failed(row.event.id(), lease, leased_at, row.attempts) else {
-            // It is in hand under an older lease, and goes on under this one.
-            return Handled::Accepted;
-        };
-        let delivery = Delivery::new(row.event, row.attempts, Path::Cold);
-        let work = Work { delivery, seq: Some(row.seq), token, queued_at: Instant::now(), lag: row.lag };
-        match self.queues.push_cold(work) {
-            Ok(()) => {
-                kill_point!("cold.enqueued");
-                self.metrics.cold_enqueued(1);
-                Handled::Accepted
-            }
-            Err(work) => {
-                self.in_flight.release(work.delivery.id(), work.token);
-                Handled::Refused
-            }
+        if self.handle_all(vec![row], lease, leased_at).is_empty() { Handled::Accepted } else { Handled::Refused }
+    }
+
+    /// All of them are in hand before the first is with a worker: the settler then waits for the others, too.
+    fn handle_all(&self, rows: Vec<ClaimedRow>, lease: &Lease, leased_at: Instant) -> Vec<EventId> {
+        let queued_at = Instant::now();
+        let in_hand =
+            self.in_flight.acquire_all(rows.iter().map(|row| (row.event.id(), row.attempts)), lease, leased_at);
+        let works = rows.into_iter().zip(in_hand).filter_map(|(row, token)| {
+            // Without a token it is in hand under an older lease, and goes on under this one.
+            let (token, delivery) = (token?, Delivery::new(row.event, row.attempts, Path::Cold));
+            Some(Work { delivery, seq: Some(row.seq), token, queued_at, lag: row.lag })
+        });
+        let works: Vec<_> = works.collect();
+        let count = works.len();
+        let refused = self.queues.push_cold(works);
+        if count > refused.len() {
+            kill_point!("cold.enqueued");
+            self.metrics.cold_enqueued((count - refused.len()) as u64);
         }
+        let release = |work: Work| {
+            self.in_flight.release(work.delivery.id(), work.token);
+            work.delivery.id().clone()
+        };
+        refused.into_iter().map(release).collect()
     }
 }
 

@@ -9,6 +9,7 @@ mod payload;
 mod typed;
 mod upcast;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -89,7 +90,7 @@ pub(crate) struct Fields {
     pub(crate) aggregate_id: Option<Box<str>>,
     pub(crate) tenant_id: Option<Box<str>>,
     pub(crate) topic: Option<Box<str>>,
-    pub(crate) content_type: Box<str>,
+    pub(crate) content_type: Cow<'static, str>,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) payload: Payload,
     pub(crate) occurred_at: Timestamp,

@@ -73,8 +73,33 @@ impl InFlight {
 
     /// Like [`acquire`](Self::acquire), for an event that has failed so often.
     pub(crate) fn acquire_failed(&self, id: &EventId, lease: &Lease, leased_at: Instant, failed: u32) -> Option<Token> {
+        self.acquire_all([(id, failed)], lease, leased_at).pop()?
+    }
+
+    /// The same for many events under one lease, each with how often it has failed.
+    pub(crate) fn acquire_all<'a>(
+        &self,
+        events: impl IntoIterator<Item = (&'a EventId, u32)>,
+        lease: &Lease,
+        leased_at: Instant,
+    ) -> Vec<Option<Token>> {
         let now = Instant::now();
         let mut entries = self.entries();
+        events
+            .into_iter()
+            .map(|(id, failed)| self.acquire_one(&mut entries, now, id, lease, leased_at, failed))
+            .collect()
+    }
+
+    fn acquire_one(
+        &self,
+        entries: &mut Entries,
+        now: Instant,
+        id: &EventId,
+        lease: &Lease,
+        leased_at: Instant,
+        failed: u32,
+    ) -> Option<Token> {
         entries.last_token += 1;
         let token = Token(entries.last_token);
         let fresh =
@@ -90,11 +115,8 @@ impl InFlight {
                     *entry = fresh;
                     return Some(token);
                 }
-                entry.lease = lease.clone();
-                entry.leased_at = leased_at;
-                entry.failed = failed;
-                entry.adopted = true;
-                entry.lost = false;
+                let adopted = Entry { adopted: true, token: entry.token, acquired_at: entry.acquired_at, ..fresh };
+                *entry = adopted;
                 None
             }
         }
@@ -111,31 +133,37 @@ impl InFlight {
         }
     }
 
-    /// Lets an event go that was settled under this lease. False, and nothing is let go, when the acquisition is the
+    /// Lets events go that were settled, each under that lease. False, and nothing is let go, where the acquisition is the
     /// current one but goes on under another lease.
-    pub(crate) fn finish(&self, id: &EventId, token: Token, lease: &Lease) -> bool {
-        match self.entries().by_id.entry(id.clone()) {
-            MapEntry::Occupied(occupied) if occupied.get().token == token => {
-                let settled = occupied.get().lease == *lease;
-                if settled {
-                    occupied.remove();
-                }
-                settled
+    pub(crate) fn finish<'a>(&self, settled: impl IntoIterator<Item = (&'a EventId, Token, &'a Lease)>) -> Vec<bool> {
+        let mut entries = self.entries();
+        let let_go = |(id, token, lease): (&EventId, Token, &Lease)| {
+            let current = entries.by_id.get(id).filter(|entry| entry.token == token);
+            let under_it = current.is_none_or(|entry| entry.lease == *lease);
+            if current.is_some() && under_it {
+                entries.by_id.remove(id);
             }
-            _ => true,
-        }
+            under_it
+        };
+        settled.into_iter().map(let_go).collect()
     }
 
     /// The lease under which an acquisition goes on, if it is the current one.
     pub fn lease(&self, id: &EventId, token: Token) -> Option<Lease> {
-        self.standing(id, token).map(|standing| standing.lease)
+        self.standings([(id, token)]).pop()?.map(|standing| standing.lease)
     }
 
-    /// The same, with what is known of the row since that lease was taken.
-    pub(crate) fn standing(&self, id: &EventId, token: Token) -> Option<Standing> {
+    /// The same for many, with what is known of their rows since those leases were taken.
+    pub(crate) fn standings<'a>(
+        &self,
+        acquisitions: impl IntoIterator<Item = (&'a EventId, Token)>,
+    ) -> Vec<Option<Standing>> {
         let entries = self.entries();
-        let entry = entries.by_id.get(id).filter(|entry| entry.token == token)?;
-        Some(Standing { lease: entry.lease.clone(), failed: entry.failed, adopted: entry.adopted })
+        let standing = |(id, token)| {
+            let entry = entries.by_id.get(id).filter(|entry| entry.token == token)?;
+            Some(Standing { lease: entry.lease.clone(), failed: entry.failed, adopted: entry.adopted })
+        };
+        acquisitions.into_iter().map(standing).collect()
     }
 
     /// Lets an event go unless its lease, which lasts for `duration`, certainly still stands. Says whether it does.
@@ -145,19 +173,15 @@ impl InFlight {
 
     /// The same for an attempt that begins, and says how often the event had failed when that lease was taken.
     pub(crate) fn hold_failed(&self, id: &EventId, token: Token, duration: Duration) -> Option<u32> {
-        match self.entries().by_id.entry(id.clone()) {
-            MapEntry::Occupied(mut occupied) if occupied.get().token == token => {
-                let entry = occupied.get_mut();
-                entry.adopted = false;
-                let held = !entry.lost && entry.leased_at.elapsed() < duration;
-                let failed = entry.failed;
-                if !held {
-                    occupied.remove();
-                }
-                held.then_some(failed)
-            }
-            _ => None,
+        let mut entries = self.entries();
+        let entry = entries.by_id.get_mut(id).filter(|entry| entry.token == token)?;
+        entry.adopted = false;
+        let held = !entry.lost && entry.leased_at.elapsed() < duration;
+        let failed = entry.failed;
+        if !held {
+            entries.by_id.remove(id);
         }
+        held.then_some(failed)
     }
 
     /// The leases to renew: taken or renewed at least `age` ago, of events not in hand for longer than the `ttl`.
@@ -221,10 +245,11 @@ mod tests {
         assert_eq!(in_flight.hold_failed(&id, token, Duration::from_secs(9)), Some(1));
         assert_eq!(in_flight.acquire_failed(&id, &lease(2), now, 3), None);
         assert_eq!(in_flight.hold_failed(&id, token, Duration::from_secs(9)), Some(3));
-        assert_eq!(in_flight.standing(&id, token), Some(Standing { lease: lease(2), failed: 3, adopted: false }));
+        let standing = || in_flight.standings([(&id, token)]);
+        assert_eq!(standing(), [Some(Standing { lease: lease(2), failed: 3, adopted: false })]);
         // Again, while the attempt is under way.
         assert_eq!(in_flight.acquire_failed(&id, &lease(3), now, 0), None);
-        assert_eq!(in_flight.standing(&id, token), Some(Standing { lease: lease(3), failed: 0, adopted: true }));
+        assert_eq!(standing(), [Some(Standing { lease: lease(3), failed: 0, adopted: true })]);
     }
 
     #[test]
@@ -254,7 +279,7 @@ mod tests {
             };
             // Settled under the lease that it had then.
             let under = in_flight.lease(&id, token).unwrap();
-            let finished = in_flight.finish(&id, token, &under);
+            let finished = in_flight.finish([(&id, token, &under)]) == [true];
             let claimed = claim.join().unwrap();
             match (finished, claimed) {
                 // Let go first, so the claim is a new attempt; or claimed first, and settled under the new lease.

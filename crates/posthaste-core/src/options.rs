@@ -65,8 +65,8 @@ pub struct Options {
     pub retry_max: Duration,
     /// At which failure an event is DEAD. Default 10.
     pub retry_attempts: u32,
-    /// How many outcomes one statement writes back, at most. Default 1000: beyond that a statement does not get cheaper
-    /// per row.
+    /// How many outcomes one statement writes back, at most. Default 2000: as many as the cold queue holds, so that
+    /// what was claimed together is settled together.
     pub settle_batch: usize,
     /// How long the outcome of a hot event waits for others to share its statement. Default 5 ms. Costs no latency of
     /// delivery: the listener has run.
@@ -117,7 +117,7 @@ impl Default for Options {
             retry_base: RetryPolicy::BASE,
             retry_max: RetryPolicy::MAX,
             retry_attempts: RetryPolicy::ATTEMPTS,
-            settle_batch: 1000,
+            settle_batch: 2000,
             settle_linger: Duration::from_millis(5),
             shutdown_deadline: Duration::from_secs(5),
             count_interval: None,

@@ -10,6 +10,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
+use crate::event::EventId;
 use crate::listener::chain;
 use crate::metrics::{self, Metrics, NoMetrics};
 use crate::options::{self, Options};
@@ -34,6 +35,19 @@ pub trait ClaimHandler: Send + Sync + 'static {
     /// Takes one row, and with it the duty to settle it under that lease. `leased_at` is a moment at which the lease had
     /// not begun yet.
     fn handle(&self, row: ClaimedRow, lease: &Lease, leased_at: Instant) -> Handled;
+
+    /// Takes the rows of one claim, in their order, until it refuses one. Gives back the ids of that one and of all after it.
+    /// Default: takes them one by one.
+    fn handle_all(&self, rows: Vec<ClaimedRow>, lease: &Lease, leased_at: Instant) -> Vec<EventId> {
+        let mut refused = Vec::new();
+        for row in rows {
+            let id = row.event.id().clone();
+            if !refused.is_empty() || self.handle(row, lease, leased_at) == Handled::Refused {
+                refused.push(id);
+            }
+        }
+        refused
+    }
 }
 
 /// What a handler says of a row.
@@ -235,17 +249,14 @@ impl Inner {
 
     /// Hands rows over until one is refused, and releases that one and the rest.
     async fn hand_over(&self, lease: &Lease, leased_at: Instant, rows: Vec<ClaimedRow>) -> usize {
-        let mut refused = Vec::new();
-        let mut accepted = 0;
-        for row in rows {
-            let id = row.event.id().clone();
-            let open = refused.is_empty() && !self.stop.is_cancelled();
-            if open && self.handler.handle(row, lease, leased_at) == Handled::Accepted {
-                accepted += 1;
-            } else {
-                refused.push(Settlement::new(id, lease.clone(), Action::Release));
-            }
-        }
+        let count = rows.len();
+        let refused = if self.stop.is_cancelled() {
+            rows.iter().map(|row| row.event.id().clone()).collect()
+        } else {
+            self.handler.handle_all(rows, lease, leased_at)
+        };
+        let refused: Vec<_> =
+            refused.into_iter().map(|id| Settlement::new(id, lease.clone(), Action::Release)).collect();
         if !refused.is_empty() {
             kill_point!("refuse.before");
             match self.store.settle(&refused).await {
@@ -257,7 +268,7 @@ impl Inner {
                     "rows not released; they wait until their leases run out"),
             }
         }
-        accepted
+        count - refused.len()
     }
 
     /// Makes rows DEAD that are no events; the rest of the batch goes on.

@@ -19,7 +19,7 @@ pub(crate) struct Queues<T> {
     cold_capacity: usize,
     /// Something to do: one permit, handed on by whoever leaves work behind.
     work: Notify,
-    /// The cold queue has become shorter.
+    /// The cold queue has the room that somebody waits for.
     room: Notify,
 }
 
@@ -28,6 +28,8 @@ struct State<T> {
     cold: VecDeque<T>,
     /// Places in the hot queue that are promised to transactions not yet committed.
     reserved: usize,
+    /// How much room in the cold queue is waited for. Whoever waits is not told of less.
+    room_wanted: Option<usize>,
     turn: u8,
     closed: bool,
 }
@@ -62,6 +64,7 @@ impl<T> Queues<T> {
                 hot: VecDeque::new(),
                 cold: VecDeque::new(),
                 reserved: 0,
+                room_wanted: None,
                 turn: 0,
                 closed: false,
             }),
@@ -111,17 +114,20 @@ impl<T> Queues<T> {
         Ok(())
     }
 
-    /// Adds to the cold queue, unless it is full or closed.
-    pub(crate) fn push_cold(&self, item: T) -> Result<(), T> {
-        {
+    /// Adds to the cold queue until it is full, or nothing if it is closed. Gives back what it did not take.
+    pub(crate) fn push_cold(&self, mut items: Vec<T>) -> Vec<T> {
+        let refused = {
             let mut state = self.state();
-            if state.closed || state.cold.len() >= self.cold_capacity {
-                return Err(item);
+            let room = if state.closed { 0 } else { self.cold_capacity.saturating_sub(state.cold.len()) };
+            let refused = items.split_off(room.min(items.len()));
+            if items.is_empty() {
+                return refused;
             }
-            state.cold.push_back(item);
-        }
+            state.cold.extend(items);
+            refused
+        };
         self.work.notify_one();
-        Ok(())
+        refused
     }
 
     /// The next item; nothing once the queues are closed and empty.
@@ -156,14 +162,16 @@ impl<T> Queues<T> {
         item
     }
 
-    fn taken(&self, state: MutexGuard<'_, State<T>>, path: Path) {
+    fn taken(&self, mut state: MutexGuard<'_, State<T>>, path: Path) {
         let left = !state.hot.is_empty() || !state.cold.is_empty();
+        let room = self.cold_capacity.saturating_sub(state.cold.len());
+        let enough_room = path == Path::Cold && state.room_wanted.take_if(|wanted| *wanted <= room).is_some();
         drop(state);
         if left {
             // A permit is held once, however often it was given; whoever takes one item wakes the next worker.
             self.work.notify_one();
         }
-        if path == Path::Cold {
+        if enough_room {
             self.room.notify_waiters();
         }
     }
@@ -184,14 +192,18 @@ impl<T> Queues<T> {
     pub(crate) async fn cold_room_for(&self, wanted: usize) {
         let wanted = wanted.min(self.cold_capacity);
         loop {
-            let shorter = self.room.notified();
-            tokio::pin!(shorter);
+            let enough = self.room.notified();
+            tokio::pin!(enough);
             // Listen first, look second: what is taken in between is not missed.
-            shorter.as_mut().enable();
-            if self.cold_room() >= wanted && !self.is_closed() {
-                return;
+            enough.as_mut().enable();
+            {
+                let mut state = self.state();
+                if !state.closed && self.cold_capacity.saturating_sub(state.cold.len()) >= wanted {
+                    return;
+                }
+                state.room_wanted = Some(state.room_wanted.map_or(wanted, |least| least.min(wanted)));
             }
-            shorter.await;
+            enough.await;
         }
     }
 
@@ -217,7 +229,10 @@ impl<T> Queues<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Wake};
 
     use shuttle::future::{block_on, spawn};
 
@@ -229,7 +244,7 @@ mod tests {
         assert_eq!(queues.reserve_hot(hot), hot);
         queues.push_reserved(vec![Path::Hot; hot]).unwrap();
         for _ in 0..cold {
-            queues.push_cold(Path::Cold).unwrap();
+            assert!(queues.push_cold(vec![Path::Cold]).is_empty());
         }
         queues
     }
@@ -284,10 +299,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_waits_for_room_is_woken_once_and_only_when_there_is_enough() {
+        #[derive(Default)]
+        struct Woken(AtomicUsize);
+        impl Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let (queues, woken) = (filled(0, 4), Arc::new(Woken::default()));
+        let waker = Arc::clone(&woken).into();
+        let mut context = Context::from_waker(&waker);
+        let mut room = pin!(queues.cold_room_for(3));
+        assert!(room.as_mut().poll(&mut context).is_pending());
+        for (taken, times) in [(1, 0), (2, 0), (3, 1), (4, 1)] {
+            assert!(queues.take().await.is_some());
+            assert_eq!(woken.0.load(Ordering::Relaxed), times, "after {taken} were taken");
+        }
+        assert!(room.as_mut().poll(&mut context).is_ready());
+    }
+
+    #[test]
+    fn what_finds_no_room_is_given_back_in_its_order() {
+        let queues = Queues::new(1, 3);
+        assert!(queues.push_cold(vec![1, 2]).is_empty());
+        assert_eq!(queues.push_cold(vec![3, 4, 5]), [4, 5]);
+        assert_eq!(queues.push_cold(vec![6]), [6]);
+        assert_eq!(queues.drain(), [1, 2, 3]);
+    }
+
+    #[tokio::test]
     async fn closing_refuses_new_items_and_ends_when_the_old_ones_are_taken() {
         let queues = filled(1, 1);
         queues.close();
-        assert_eq!(queues.push_cold(Path::Cold), Err(Path::Cold));
+        assert_eq!(queues.push_cold(vec![Path::Cold]), [Path::Cold]);
         assert_eq!(queues.reserve_hot(1), 0);
         assert!(queues.take().await.is_some());
         assert!(queues.take().await.is_some());
@@ -327,7 +372,7 @@ mod tests {
                 spawn(async move {
                     for item in 4..8 {
                         queues.cold_room_for(1).await;
-                        queues.push_cold(item).unwrap();
+                        assert!(queues.push_cold(vec![item]).is_empty());
                     }
                 })
             };
@@ -357,8 +402,8 @@ mod tests {
             let push = {
                 let queues = Arc::clone(&queues);
                 spawn(async move {
-                    queues.push_cold(1).unwrap();
-                    queues.push_cold(2).unwrap();
+                    assert!(queues.push_cold(vec![1]).is_empty());
+                    assert!(queues.push_cold(vec![2]).is_empty());
                 })
             };
             cut_short.abort();

@@ -150,9 +150,10 @@ impl Settler {
     async fn settle(&self, batch: &mut [Settling]) -> Result<Vec<Settling>, crate::store::Error> {
         let mut held = Vec::with_capacity(batch.len());
         let mut settlements = Vec::with_capacity(batch.len());
-        for outcome in batch {
-            // The lease may have been taken anew since the worker began.
-            if let Some(standing) = self.in_flight.standing(&outcome.id, outcome.token) {
+        // Leases may have been taken anew since the workers began.
+        let standings = self.in_flight.standings(batch.iter().map(|outcome| (&outcome.id, outcome.token)));
+        for (outcome, standing) in batch.iter_mut().zip(standings) {
+            if let Some(standing) = standing {
                 outcome.reconsider(&standing);
                 let (id, action) = (outcome.id.clone(), outcome.action.clone());
                 settlements.push(Settlement { id, seq: outcome.seq, lease: standing.lease, action });
@@ -174,10 +175,12 @@ impl Settler {
         };
         kill_point!("settle.after");
         self.metrics.settle_batch(settlements.len());
+        let under = held.iter().zip(&settlements).map(|(outcome, under)| (&outcome.id, outcome.token, &under.lease));
+        let finished = self.in_flight.finish(under);
         let mut tally = Tally::default();
         let mut adopted = Vec::new();
-        for ((outcome, settlement), settled) in held.into_iter().zip(&settlements).zip(results) {
-            let taken_anew = !self.in_flight.finish(&outcome.id, outcome.token, &settlement.lease);
+        for ((outcome, finished), settled) in held.into_iter().zip(finished).zip(results) {
+            let taken_anew = !finished;
             match settled {
                 Settled::Applied => {
                     tally.count(&outcome.action, &self.wake);

@@ -1,5 +1,6 @@
 //! The builder of an event, where every limit is checked.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ pub struct EventBuilder {
     aggregate_id: Option<String>,
     tenant_id: Option<String>,
     topic: Option<String>,
-    content_type: Option<String>,
+    content_type: Option<Cow<'static, str>>,
     headers: BTreeMap<String, String>,
     payloads: Vec<Given>,
     occurred_at: Option<Timestamp>,
@@ -97,7 +98,7 @@ impl EventBuilder {
             aggregate_id: fields.aggregate_id.as_deref().map(str::to_owned),
             tenant_id: fields.tenant_id.as_deref().map(str::to_owned),
             topic: fields.topic.as_deref().map(str::to_owned),
-            content_type: Some(fields.content_type.to_string()),
+            content_type: Some(fields.content_type.clone()),
             headers: fields.headers.clone(),
             payloads: vec![Given::Built(fields.payload.clone())],
             occurred_at: Some(fields.occurred_at),
@@ -154,7 +155,7 @@ impl EventBuilder {
 
     /// Sets the media type of the payload. Default: JSON for JSON, octets for bytes.
     pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
-        self.content_type = Some(content_type.into());
+        self.content_type = Some(Cow::Owned(content_type.into()));
         self
     }
 
@@ -276,8 +277,8 @@ impl EventBuilder {
         }
         let payload = one_payload(std::mem::take(&mut self.payloads))?;
         let content_type = self.content_type.take().unwrap_or_else(|| match payload {
-            Payload::Json(_) => JSON.to_owned(),
-            Payload::Bytes(_) => OCTETS.to_owned(),
+            Payload::Json(_) => JSON.into(),
+            Payload::Bytes(_) => OCTETS.into(),
         });
         required("content_type", &content_type, limit::CONTENT_TYPE)?;
         // What is to be available now was given a moment ago; it has not happened since.
@@ -294,7 +295,7 @@ impl EventBuilder {
             aggregate_id: self.aggregate_id.take().map(String::into_boxed_str),
             tenant_id: self.tenant_id.take().map(String::into_boxed_str),
             topic: self.topic.take().map(String::into_boxed_str),
-            content_type: content_type.into_boxed_str(),
+            content_type,
             headers: std::mem::take(&mut self.headers),
             payload,
             occurred_at,

@@ -1,15 +1,16 @@
 //! A row as a database gives it, and what makes it an event.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use crate::event::{Availability, Event, EventId, Fields, GLOBAL, JSON, OCTETS, Payload};
 use crate::time::Timestamp;
 
 /// The columns of an event as a database gives them, before anybody knows whether they make sense.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RawRow {
     /// `event_id`.
-    pub event_id: String,
+    pub event_id: EventId,
     /// `event_type`.
     pub event_type: String,
     /// `aggregate_type`.
@@ -20,8 +21,8 @@ pub struct RawRow {
     pub tenant_id: Option<String>,
     /// `topic`.
     pub topic: Option<String>,
-    /// `content_type`.
-    pub content_type: Option<String>,
+    /// `content_type`; see [`content_type`](Self::content_type).
+    pub content_type: Option<Cow<'static, str>>,
     /// `payload`.
     pub payload: Option<String>,
     /// `payload_bytes`.
@@ -35,6 +36,15 @@ pub struct RawRow {
 }
 
 impl RawRow {
+    /// A content type as it stands in a row. The usual ones need no memory of their own.
+    pub fn content_type(text: &str) -> Cow<'static, str> {
+        match text {
+            JSON => JSON.into(),
+            OCTETS => OCTETS.into(),
+            other => other.to_owned().into(),
+        }
+    }
+
     /// Makes the event.
     ///
     /// # Errors
@@ -58,15 +68,12 @@ impl RawRow {
             Some(json) => serde_json::from_str(json)
                 .map_err(|error| format!("headers are not a JSON object of strings: {error}"))?,
         };
-        let content_type = self.content_type.map_or_else(
-            || match payload {
-                Payload::Json(_) => JSON.into(),
-                Payload::Bytes(_) => OCTETS.into(),
-            },
-            String::into_boxed_str,
-        );
+        let content_type = self.content_type.unwrap_or(match payload {
+            Payload::Json(_) => Cow::Borrowed(JSON),
+            Payload::Bytes(_) => Cow::Borrowed(OCTETS),
+        });
         Ok(Event::from_fields(Fields {
-            id: EventId::from_row(self.event_id),
+            id: self.event_id,
             event_type: self.event_type.into_boxed_str(),
             aggregate_type: self.aggregate_type.map_or_else(|| GLOBAL.into(), String::into_boxed_str),
             aggregate_id: self.aggregate_id.map(String::into_boxed_str),

@@ -68,13 +68,13 @@ fn row() -> impl Strategy<Value = RawRow> {
         let (event_id, event_type, aggregate_type, aggregate_id, tenant_id, topic, content_type) = names;
         let (payload, payload_bytes, headers, occurred_at, created_at) = rest;
         RawRow {
-            event_id,
+            event_id: EventId::from_row(event_id),
             event_type,
             aggregate_type,
             aggregate_id,
             tenant_id,
             topic,
-            content_type,
+            content_type: content_type.map(Into::into),
             payload,
             payload_bytes,
             headers,
@@ -157,13 +157,13 @@ fn stored(event: &Event) -> RawRow {
     };
     let owned = |text: Option<&str>| text.map(str::to_owned);
     RawRow {
-        event_id: event.id().as_str().to_owned(),
+        event_id: event.id().clone(),
         event_type: event.event_type().to_owned(),
         aggregate_type: Some(event.aggregate_type().to_owned()),
         aggregate_id: owned(event.aggregate_id()),
         tenant_id: owned(event.tenant_id()),
         topic: owned(event.topic()),
-        content_type: Some(event.content_type().to_owned()),
+        content_type: Some(RawRow::content_type(event.content_type())),
         payload,
         payload_bytes,
         headers: (!event.headers().is_empty()).then(|| serde_json::to_string(event.headers()).unwrap()),

@@ -74,13 +74,13 @@ pub(super) fn record(row: &MySqlRow) -> Record {
 
 fn raw(row: &MySqlRow) -> Result<RawRow, String> {
     Ok(RawRow {
-        event_id: id(row).to_string(),
+        event_id: id(row),
         event_type: read(row, column::EVENT_TYPE)?.unwrap_or_default(),
         aggregate_type: read(row, column::AGGREGATE_TYPE)?,
         aggregate_id: read(row, column::AGGREGATE_ID)?,
         tenant_id: read(row, column::TENANT_ID)?,
         topic: read(row, column::TOPIC)?,
-        content_type: read(row, column::CONTENT_TYPE)?,
+        content_type: read(row, column::CONTENT_TYPE)?.map(RawRow::content_type),
         payload: read(row, column::PAYLOAD)?,
         payload_bytes: read(row, column::PAYLOAD_BYTES)?,
         headers: read(row, column::HEADERS)?,

@@ -55,7 +55,7 @@ pub(super) fn taken(row: &PgRow) -> Result<Taken, sqlx::Error> {
     let created_at = row.try_get(column::CREATED_AT)?;
     let raw = raw(row)?;
     let attempts = attempts(row)?;
-    let id = EventId::from_row(&raw.event_id);
+    let id = raw.event_id.clone();
     let row = match (raw.decode(), attempts) {
         (Ok(event), Ok(attempts)) => Ok(ClaimedRow { seq, event, attempts, lag: claimed_at.since(available_at.0) }),
         (Err(reason), _) | (_, Err(reason)) => Err(Malformed { id, reason }),
@@ -78,7 +78,7 @@ pub(super) fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
     let locked_by: Option<String> = row.try_get(column::LOCKED_BY)?;
     let locked_at = time(column::LOCKED_AT)?.unwrap_or(Timestamp::UNIX_EPOCH);
     Ok(Record {
-        id: EventId::from_row(&raw.event_id),
+        id: raw.event_id.clone(),
         state: RowState {
             seq: row.try_get(column::SEQ)?,
             status: Status::from_code(row.try_get::<i16, _>(column::STATUS)?.into()).unwrap_or(Status::New),
@@ -96,13 +96,13 @@ pub(super) fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
 fn raw(row: &PgRow) -> Result<RawRow, sqlx::Error> {
     let micros = |Moment(time)| time.as_micros();
     Ok(RawRow {
-        event_id: row.try_get(column::EVENT_ID)?,
+        event_id: EventId::from_row(row.try_get::<&str, _>(column::EVENT_ID)?),
         event_type: row.try_get(column::EVENT_TYPE)?,
         aggregate_type: row.try_get(column::AGGREGATE_TYPE)?,
         aggregate_id: row.try_get(column::AGGREGATE_ID)?,
         tenant_id: row.try_get(column::TENANT_ID)?,
         topic: row.try_get(column::TOPIC)?,
-        content_type: row.try_get(column::CONTENT_TYPE)?,
+        content_type: row.try_get::<Option<&str>, _>(column::CONTENT_TYPE)?.map(RawRow::content_type),
         payload: row.try_get(column::PAYLOAD)?,
         payload_bytes: row.try_get(column::PAYLOAD_BYTES)?,
         headers: row.try_get(column::HEADERS)?,

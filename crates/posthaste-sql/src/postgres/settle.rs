@@ -201,8 +201,15 @@ fn inserted(sql: &SqlStr, parameter: usize, since: Option<Timestamp>) -> SqlStr 
 ///
 /// Each round is in the order of the rows, so that two statements that meet wait for each other in one direction only.
 fn rounds(settlements: &[Settlement]) -> Vec<Vec<(usize, &Settlement)>> {
-    let mut rounds = Vec::new();
     let mut rest: Vec<_> = settlements.iter().enumerate().collect();
+    rest.sort_unstable_by_key(|(_, settlement)| (settlement.seq, &settlement.id));
+    // Two of one row have the same number, and are neighbours now, if all numbers are known.
+    let known = rest.first().is_some_and(|(_, settlement)| settlement.seq.is_some());
+    if known && rest.windows(2).all(|pair| pair[0].1.id != pair[1].1.id) {
+        return vec![rest];
+    }
+    rest.sort_unstable_by_key(|(place, _)| *place);
+    let mut rounds = Vec::new();
     while !rest.is_empty() {
         let mut ids = HashSet::with_capacity(rest.len());
         let (mut round, again): (Vec<_>, Vec<_>) = rest.into_iter().partition(|(_, next)| ids.insert(&next.id));

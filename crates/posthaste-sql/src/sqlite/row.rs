@@ -68,13 +68,13 @@ pub(super) fn record(row: &SqliteRow) -> Record {
 
 fn raw(row: &SqliteRow) -> Result<RawRow, String> {
     Ok(RawRow {
-        event_id: id(row).to_string(),
+        event_id: id(row),
         event_type: text(row, column::EVENT_TYPE)?.unwrap_or_default(),
         aggregate_type: text(row, column::AGGREGATE_TYPE)?,
         aggregate_id: text(row, column::AGGREGATE_ID)?,
         tenant_id: text(row, column::TENANT_ID)?,
         topic: text(row, column::TOPIC)?,
-        content_type: text(row, column::CONTENT_TYPE)?,
+        content_type: text(row, column::CONTENT_TYPE)?.map(RawRow::content_type),
         payload: text(row, column::PAYLOAD)?,
         payload_bytes: read(row, column::PAYLOAD_BYTES, "bytes")?,
         headers: text(row, column::HEADERS)?,
@@ -92,7 +92,7 @@ fn attempts(row: &SqliteRow) -> Result<u32, String> {
     u32::try_from(attempts.unwrap_or(0)).map_err(|_| "attempts is negative or too large".to_owned())
 }
 
-fn text(row: &SqliteRow, at: usize) -> Result<Option<String>, String> {
+fn text<'r, T: Decode<'r, Sqlite> + Type<Sqlite>>(row: &'r SqliteRow, at: usize) -> Result<Option<T>, String> {
     read(row, at, "text in UTF-8")
 }
 
