@@ -4,6 +4,7 @@ mod admin;
 mod claim;
 mod fault;
 mod insert;
+mod kept_plan;
 mod low_water;
 mod migrate;
 mod moment;
@@ -35,12 +36,13 @@ use crate::failover::{Failover, Writable};
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
+use kept_plan::KeptPlan;
 use low_water::LowWater;
 use one_table::OneTable;
 use partition::Partitioned;
 use sql::{
-    CHANNEL, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, INSERT_PLAIN, INSERT_VALUES, NOTIFY,
-    SETTLE_AND_DELETE_DONE,
+    CHANNEL, CLAIM_FEW_FROM_ONE_TABLE, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, INSERT_PLAIN,
+    INSERT_VALUES, NOTIFY, SETTLE_AND_DELETE_DONE,
 };
 
 pub use partition::Partitions;
@@ -95,6 +97,7 @@ pub struct PgStore {
     partitioned: Option<Arc<Partitioned>>,
     one_table: Arc<OneTable>,
     low_water: Arc<LowWater>,
+    kept_plan: Arc<KeptPlan>,
 }
 
 /// Everything made from the name of the table.
@@ -105,6 +108,7 @@ struct Statements {
     insert_plain: SqlStr,
     insert_values: String,
     claim_from_one_table: SqlStr,
+    claim_few_from_one_table: SqlStr,
     claim_from_partitions: SqlStr,
     settle_and_delete_done: SqlStr,
     notify: SqlStr,
@@ -119,6 +123,7 @@ impl Statements {
             insert_plain: DIALECT.statement(INSERT_PLAIN, &table),
             insert_values: DIALECT.fill(INSERT_VALUES, &table),
             claim_from_one_table: DIALECT.statement(CLAIM_FROM_ONE_TABLE, &table),
+            claim_few_from_one_table: DIALECT.statement(CLAIM_FEW_FROM_ONE_TABLE, &table),
             claim_from_partitions: DIALECT.statement(CLAIM_FROM_PARTITIONS, &table),
             settle_and_delete_done: DIALECT.statement(SETTLE_AND_DELETE_DONE, &table),
             notify: DIALECT.statement(NOTIFY, &table),
@@ -147,8 +152,8 @@ impl PgStore {
     pub fn new(pool: PgPool) -> Self {
         let sql = Arc::new(Statements::new(TableName::default()));
         let (failover, partitioned) = (Failover::default(), None);
-        let (one_table, low_water) = (Arc::default(), Arc::default());
-        Self { pool, failover, sql, wake_ups: true, deletes_done: false, partitioned, one_table, low_water }
+        let (one_table, low_water, kept_plan) = (Arc::default(), Arc::default(), Arc::default());
+        Self { pool, failover, sql, wake_ups: true, deletes_done: false, partitioned, one_table, low_water, kept_plan }
     }
 
     /// A store at a `postgres:` URL, with a pool of up to 10 connections.
@@ -229,6 +234,7 @@ impl PgStore {
         self.one_table = Arc::default();
         self.partitioned = self.partitioned.map(|partitioned| Arc::new(partitioned.anew()));
         self.low_water = Arc::default();
+        self.kept_plan = Arc::default();
         Ok(self)
     }
 

@@ -20,6 +20,14 @@ const SOON: Duration = Duration::from_millis(5);
 /// The longest that a statement takes to the server. The clocks of both are not compared.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
+/// How the server comes to the plan of a claim.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Plan {
+    /// It has one more parameter, for which no plan is kept.
+    Anew,
+    Kept,
+}
+
 /// Rows that were leased, and in how long the next one becomes available.
 #[derive(Default)]
 struct Take {
@@ -84,15 +92,28 @@ impl PgStore {
         since: Option<Timestamp>,
     ) -> Result<Take, sqlx::Error> {
         if self.partitioned.is_some() {
-            return self.take_by(&self.sql.claim_from_partitions, connection, claim, since).await;
+            return self.take_by(&self.sql.claim_from_partitions, connection, claim, since, Plan::Anew).await;
         }
         if self.one_table.ask(self.table(), connection).await? {
-            match self.take_by(&self.sql.claim_from_one_table, connection, claim, since).await {
+            let keeps = self.kept_plan.serves(claim.limit);
+            let (sql, plan) = if keeps {
+                (&self.sql.claim_few_from_one_table, Plan::Kept)
+            } else {
+                (&self.sql.claim_from_one_table, Plan::Anew)
+            };
+            let sent_at = Instant::now();
+            match self.take_by(sql, connection, claim, since, plan).await {
+                Ok(taken) => {
+                    if keeps {
+                        self.kept_plan.served(sent_at.elapsed(), taken.rows.len());
+                    }
+                    return Ok(taken);
+                }
                 Err(error) if fault::is_foreign(&error) => self.one_table.note(false),
-                taken => return taken,
+                Err(error) => return Err(error),
             }
         }
-        self.take_by(&self.sql.slots.claim, connection, claim, since).await
+        self.take_by(&self.sql.slots.claim, connection, claim, since, Plan::Anew).await
     }
 
     async fn take_by(
@@ -101,14 +122,17 @@ impl PgStore {
         connection: &mut PgConnection,
         claim: &Claim,
         since: Option<Timestamp>,
+        plan: Plan,
     ) -> Result<Take, sqlx::Error> {
-        let query = sqlx::query(sql.clone())
+        let mut query = sqlx::query(sql.clone())
             .bind(claim.lease.as_str())
             .bind(interval(claim.skip_recent))
             .bind(interval(claim.lease_duration))
             .bind(limit(claim.limit))
-            .bind(true)
             .bind(since.map(Moment));
+        if plan == Plan::Anew {
+            query = query.bind(true);
+        }
         let mut take = Take::default();
         let mut rows = query.fetch(&mut *connection);
         while let Some(row) = rows.try_next().await? {

@@ -91,7 +91,7 @@ macro_rules! still_claimable {
 
 /// Leases rows of that table and returns them. They are found once more by that column, under that condition.
 macro_rules! claim {
-    ($table:literal, $column:literal, $still_claimable:expr) => {
+    ($table:literal, $column:literal, $still_claimable:expr, $planned:expr) => {
         concat!(
             "UPDATE ",
             $table,
@@ -100,11 +100,11 @@ macro_rules! claim {
             " = ANY (ARRAY(SELECT ",
             $column,
             " ",
-            claimable!($table, "coalesce($6::timestamptz, '-infinity')", "'-infinity'"),
+            claimable!($table, "coalesce($5::timestamptz, '-infinity')", "'-infinity'"),
             ")) ",
             $still_claimable,
             without_the_disk!(),
-            planned_anew!("$5"),
+            $planned,
             "RETURNING ",
             event_columns!(),
             ", locked_at, ",
@@ -192,7 +192,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         // The error of a refused insert says it, and nothing else can be asked in that transaction.
         taken: "",
 
-        claim: claim!("{table}", "seq", still_claimable!()),
+        claim: claim!("{table}", "seq", still_claimable!(), planned_anew!("$6")),
         // Also what a claim of up to $1 ago has not seen yet, and nobody has leased since.
         next_available: "SELECT (SELECT min(available_at) FROM {table} \
                           WHERE status IN (0, 2) AND available_at > (SELECT clock_timestamp() - $1) \
@@ -298,20 +298,24 @@ pub(super) const SETTLE_AND_DELETE_DONE: &str = concat!(
 /// changes when somebody changes them, but nobody does: they are locked. What was changed before that, after the statement
 /// began, is passed over, and found by the next one, which may be an interval later. With ONLY no other table is touched,
 /// whatever has become of this one since somebody asked.
-pub(super) const CLAIM_FROM_ONE_TABLE: &str = claim!("ONLY {table}", "ctid", "");
+pub(super) const CLAIM_FROM_ONE_TABLE: &str = claim!("ONLY {table}", "ctid", "", planned_anew!("$6"));
+
+/// The same for few rows, of which most of the time would be planning. The server keeps its plan; see
+/// [`KeptPlan`](super::kept_plan::KeptPlan).
+pub(super) const CLAIM_FEW_FROM_ONE_TABLE: &str = claim!("ONLY {table}", "ctid", "", "");
 
 /// Leases rows of a table in partitions that were inserted since a moment, and returns them. Partitions in which none of them
 /// is are not searched for their numbers. When the next row becomes available is not told, since all partitions have to be asked
 /// for that.
 pub(super) const CLAIM_FROM_PARTITIONS: &str = concat!(
     "WITH taken AS MATERIALIZED (SELECT seq, created_at ",
-    claimable!("{table}", "'-infinity'", "coalesce($6::timestamptz, '-infinity')"),
+    claimable!("{table}", "'-infinity'", "coalesce($5::timestamptz, '-infinity')"),
     ") UPDATE {table} SET locked_by = $1, locked_at = (SELECT clock_timestamp()) \
-     WHERE seq = ANY (ARRAY(SELECT seq FROM taken)) AND created_at >= coalesce($6::timestamptz, '-infinity') \
+     WHERE seq = ANY (ARRAY(SELECT seq FROM taken)) AND created_at >= coalesce($5::timestamptz, '-infinity') \
      AND created_at >= (SELECT min(created_at) FROM taken) AND created_at <= (SELECT max(created_at) FROM taken) ",
     still_claimable!(),
     without_the_disk!(),
-    planned_anew!("$5"),
+    planned_anew!("$6"),
     "RETURNING ",
     event_columns!(),
     ", locked_at, NULL::timestamptz"
