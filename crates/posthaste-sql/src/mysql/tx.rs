@@ -199,6 +199,11 @@ impl WriteStore for MySqlStore {
     fn abandon_savepoint(&self, connection: &mut MySqlConnection) {
         MySqlTransactionManager::start_rollback(connection);
     }
+
+    /// The servers replace a savepoint by one of the same name.
+    async fn end_abandoned(&self, connection: &mut MySqlConnection, depth: usize) -> Result<(), Error> {
+        savepoint::expect_abandoned(self.depth(connection), depth)
+    }
 }
 
 /// The connections on which an insert is under way, or was and never ended, by where they are in memory.
