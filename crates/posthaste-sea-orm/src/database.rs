@@ -127,6 +127,11 @@ pub(crate) async fn expect_open<S: SeaOrmStore>(store: &S, tx: &DatabaseTransact
     }
 }
 
+/// Whether it is certain that there is no transaction any more.
+pub(crate) async fn has_ended<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction) -> bool {
+    matches!(expect_open(store, tx).await, Err(NotOpen { ended: true, .. }))
+}
+
 /// The number for a transaction that is in progress.
 const IN_PROGRESS: &str = "1568";
 
@@ -169,7 +174,7 @@ pub(crate) async fn commit<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction) -
             }
             // Some errors leave the transaction open, others do not.
             Err(_) => {
-                if expect_open(store, &tx).await.is_err() {
+                if has_ended(store, &tx).await {
                     count::clear(&tx).await;
                 }
             }

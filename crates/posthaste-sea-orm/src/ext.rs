@@ -10,7 +10,7 @@ use sea_orm::{
     TransactionTrait as _,
 };
 
-use crate::database::{SeaOrmStore, expect};
+use crate::database::{SeaOrmStore, expect, has_ended};
 use crate::insert::{Kept, Refused, insert};
 use crate::transaction::Transaction;
 use crate::{count, fault};
@@ -214,8 +214,8 @@ impl<S: SeaOrmStore> OutboxExt for Outbox<S> {
         match insert(self.store(), tx, receipt.rows_to_insert()).await {
             Ok(Kept::Surely) => Ok(receipt),
             Ok(Kept::Perhaps) => Ok(receipt.nested()),
-            Err(Refused { error, partly, ended }) => {
-                if ended && S::BACKEND == DbBackend::Sqlite {
+            Err(Refused { error, partly, .. }) => {
+                if S::BACKEND == DbBackend::Sqlite && has_ended(self.store(), tx).await {
                     count::stand_in(tx).await;
                 }
                 let error = WriteError::of_store(receipt.rows_to_insert(), error);

@@ -96,6 +96,40 @@ async fn whatever_comes_next_is_refused() {
     }
 }
 
+/// The same when it is the insert of an event that SQLite answers so, also in a transaction of the user's.
+#[tokio::test]
+async fn by_an_insert() {
+    for ending in ["commit", "rollback", "drop", "user"] {
+        let till = Till::open().await;
+        let table = till.outbox.store().table().name().to_owned();
+        let refuses = format!(
+            "CREATE TRIGGER no_such_events BEFORE INSERT ON {table} WHEN NEW.event_type = 'Refused' BEGIN
+                SELECT RAISE(ROLLBACK, 'refused');
+            END"
+        );
+        till.other.execute_unprepared(&refuses).await.unwrap();
+        if ending == "user" {
+            let txn = till.one.begin().await.unwrap();
+            place(&txn, 2).await;
+            till.outbox.write_in(&txn, event("Refused")).await.unwrap_err();
+            place(&txn, 3).await;
+            drop(txn);
+        } else {
+            let undone = event("Undone");
+            let mut tx = till.outbox.begin_on(&till.one).await.unwrap();
+            tx.write(&undone).await.unwrap();
+            tx.write(event("Refused")).await.unwrap_err();
+            match ending {
+                "rollback" => tx.rollback().await.unwrap(),
+                "drop" => drop(tx),
+                _ => drop(tx.commit().await.unwrap_err()),
+            }
+            assert_eq!(till.witness.told(), [told("rollback", &[&undone])], "{ending}");
+        }
+        till.assert_sound(ending).await;
+    }
+}
+
 /// The same in a savepoint of the outbox, however that ends.
 #[tokio::test]
 async fn in_a_savepoint() {
