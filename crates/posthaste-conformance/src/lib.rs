@@ -120,6 +120,7 @@ macro_rules! store_tests {
                 case_79_undone,
                 case_79_kept,
                 case_79_of_somebody_else,
+                case_79_forgotten,
                 case_79_cut_off,
                 case_79_cut_anywhere,
                 case_79_cut_end,

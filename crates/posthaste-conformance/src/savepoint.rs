@@ -109,6 +109,37 @@ pub async fn case_79_of_somebody_else<F: Fixture>(fixture: F) {
     assert_eq!(counts(&store).await.done, 2);
 }
 
+/// Somebody has set a savepoint inside of ours and forgotten it. When ours is dropped, theirs is undone instead: so all of it is.
+pub async fn case_79_forgotten<F: Fixture>(fixture: F) {
+    let (outbox, witness, mut inbox) = watched(&fixture).await;
+    for next in ["commit", "write", "savepoint", "rollback"] {
+        let [before, undone] = ["Before", "Undone"].map(event);
+        let mut tx = outbox.begin().await.unwrap();
+        tx.write(&before).await.unwrap();
+        let mut savepoint = tx.savepoint().await.unwrap();
+        savepoint.write(&undone).await.unwrap();
+        fixture.store().savepoint(&mut savepoint).await.unwrap();
+        drop(savepoint);
+        assert_eq!(witness.told(), [("rollback", vec![undone.id().to_string()])], "{next}");
+        match next {
+            "write" => drop(tx.write(event("After")).await),
+            "savepoint" => drop(tx.savepoint().await.unwrap_err()),
+            _ => {}
+        }
+        if next == "rollback" {
+            tx.rollback().await.unwrap();
+        } else {
+            let error = tx.commit().await.unwrap_err();
+            assert!(matches!(error, CommitError::NotCommitted(_)), "{next}: {error:?}");
+        }
+        assert!(witness.told().iter().all(|(step, _)| *step == "rollback"), "{next}");
+        fixture.assert_no_open_transaction().await;
+        assert_eq!(counts(outbox.store()).await.total(), 0, "{next}");
+    }
+    outbox.shutdown().await;
+    inbox.assert_empty();
+}
+
 /// A savepoint that is cut off leaves a transaction that refuses all else, and nothing of it is committed.
 pub async fn case_79_cut_off<F: Fixture>(_fixture: F) {
     let fixture = F::narrow().await;

@@ -22,6 +22,13 @@ pub(crate) struct Open {
     pub(crate) test: bool,
 }
 
+impl Open {
+    /// Whether what is written may be undone although the transaction is committed, or is never committed.
+    fn nested(&self) -> bool {
+        self.depth > 1 || self.test
+    }
+}
+
 /// How deep in transactions a connection is, as diesel-async has counted it.
 pub(crate) fn open<C: AsyncConnection>(conn: &mut C) -> Result<Open, Error> {
     match C::TransactionManager::transaction_manager_status_mut(conn) {
@@ -46,20 +53,24 @@ where
     C: AsyncConnection<Backend = S::Backend>,
     E: IntoEvent,
 {
-    let receipt = outbox.prepare(events)?;
+    let open = open(conn);
+    let receipt = match &open {
+        Ok(open) if open.nested() => outbox.prepare_nested(events)?,
+        _ => outbox.prepare(events)?,
+    };
     let refused = |receipt: Receipt, error| {
         let error = WriteError::of_store(receipt.rows_to_insert(), error);
         receipt.never_written();
         Err(error)
     };
-    let open = match open(conn) {
+    match open {
         Ok(open) if open.depth == 0 => return refused(receipt, Error::Refused(OUTSIDE.into())),
         Err(error) => return refused(receipt, error),
-        Ok(open) => open,
-    };
+        Ok(_) => {}
+    }
     let failed = match insert(outbox.store(), conn, &receipt).await {
-        Ok(nested) if nested || open.depth > 1 || open.test => return Ok(receipt.nested()),
-        Ok(_) => return Ok(receipt),
+        Ok(true) => return Ok(receipt.nested()),
+        Ok(false) => return Ok(receipt),
         Err(failed) => failed,
     };
     let error = fault::of_insert(outbox.store(), receipt.rows_to_insert(), failed.error);

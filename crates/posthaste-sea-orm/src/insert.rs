@@ -7,7 +7,7 @@ use posthaste_core::store::{Error, NewRow};
 use posthaste_sql::driver::{Insert, Parameter};
 use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, Statement, Value};
 
-use crate::database::{SeaOrmStore, expect, expect_open, quoted};
+use crate::database::{NotOpen, SeaOrmStore, expect, expect_open, quoted};
 use crate::fault;
 
 /// The most ids of a question: a statement of any database has room for them.
@@ -26,37 +26,67 @@ pub(crate) struct Refused {
     pub(crate) error: Error,
     /// Whether some of them may be in the transaction.
     pub(crate) partly: bool,
+    /// Whether there is no transaction any more.
+    pub(crate) ended: bool,
 }
 
-/// Inserts rows.
+impl From<NotOpen> for Refused {
+    fn from(NotOpen { error, ended }: NotOpen) -> Self {
+        Self { error, partly: false, ended }
+    }
+}
+
+impl Refused {
+    fn unless_undone(error: Error, undone: bool) -> Self {
+        Self { error, partly: !undone, ended: false }
+    }
+}
+
+/// Inserts rows: all of them, or none.
 pub(crate) async fn insert<S: SeaOrmStore>(
     store: &S,
     tx: &DatabaseTransaction,
     rows: &[NewRow],
 ) -> Result<Kept, Refused> {
-    let untouched = |error| Refused { error, partly: false };
+    let untouched = |error| Refused::unless_undone(error, true);
     expect::<S>(tx.get_database_backend()).map_err(untouched)?;
     if !rows.is_empty() {
-        expect_open(store, tx).await.map_err(untouched)?;
+        expect_open(store, tx).await?;
+    }
+    let inserts = store.inserts(rows);
+    // Set by hand: one of SeaORM's takes the transaction along when it is cut off. PostgreSQL undoes all that came before.
+    let savepoint = inserts.len() > 1 && S::BACKEND != DbBackend::Postgres;
+    if savepoint {
+        let set = tx.execute_unprepared("SAVEPOINT posthaste_insert").await;
+        set.map_err(|error| untouched(fault::classify(store, &[], error)))?;
     }
     // Where nobody says, it is to be looked at.
     let mut kept = if S::BACKEND == DbBackend::Postgres { Kept::Surely } else { Kept::Perhaps };
-    for (number, insert) in store.inserts(rows).into_iter().enumerate() {
+    for insert in inserts {
         match insert_once::<S>(tx, insert).await {
             Ok(Kept::Surely) => {}
             Ok(Kept::Perhaps) => kept = Kept::Perhaps,
             Err(error) => {
-                // PostgreSQL undoes what came before it, too.
-                let partly = number > 0 && S::BACKEND != DbBackend::Postgres;
+                let undone = !savepoint || undo(tx).await;
                 let mut error = fault::classify(store, rows, error);
-                if S::BACKEND == DbBackend::Sqlite && !partly {
+                if S::BACKEND == DbBackend::Sqlite && undone {
                     error = named(store, tx, rows, error).await;
                 }
-                return Err(Refused { error, partly });
+                return Err(Refused::unless_undone(error, undone));
             }
         }
     }
+    if savepoint && let Err(error) = tx.execute_unprepared("RELEASE SAVEPOINT posthaste_insert").await {
+        let undone = undo(tx).await;
+        return Err(Refused::unless_undone(fault::classify(store, &[], error), undone));
+    }
     Ok(kept)
+}
+
+/// Undoes what was inserted before an error, and says whether that is certain.
+async fn undo(tx: &DatabaseTransaction) -> bool {
+    let undo = "ROLLBACK TO SAVEPOINT posthaste_insert; RELEASE SAVEPOINT posthaste_insert";
+    tx.execute_unprepared(undo).await.is_ok()
 }
 
 async fn insert_once<S: SeaOrmStore>(tx: &DatabaseTransaction, insert: Insert<'_>) -> Result<Kept, sea_orm::DbErr> {

@@ -120,6 +120,13 @@ impl WriteStore for SqliteStore {
         SqliteTransactionManager::start_rollback(connection);
     }
 
+    async fn end_abandoned(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), Error> {
+        self.caught_up(connection).await?;
+        savepoint::expect_abandoned(self.depth(connection), depth)?;
+        let ended = sqlx::raw_sql(savepoint::release(depth)).execute(connection).await;
+        ended.map(drop).map_err(|error| self.fault(error))
+    }
+
     /// Once more than needed: sqlx passes over one of them after an end that was cut off, and over all beyond the last.
     fn abandon_all(&self, connection: &mut SqliteConnection) {
         for _ in 0..=self.depth(connection) {

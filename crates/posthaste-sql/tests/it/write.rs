@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use posthaste_core::store::{AdminStore, CommitError, Error, Lease, NewRow, RelayStore, WriteStore};
-use posthaste_core::{Event, EventId};
+use posthaste_core::{Event, EventId, Outbox};
 use sqlx::Connection;
 
 use crate::support::{Database, claim, claim_of, event, ids, unleased, write};
@@ -42,6 +42,35 @@ async fn payloads_come_back_byte_for_byte() {
     for event in events {
         assert_eq!(store.find(event.id()).await.unwrap().unwrap().event.unwrap(), event);
     }
+}
+
+/// A savepoint that was dropped is rolled back to at once, and ended with the next one: they do not pile up.
+#[tokio::test]
+async fn dropped_savepoints_do_not_nest() {
+    let database = Database::new();
+    let store = database.store().await;
+    let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    for _ in 0..3 {
+        let mut dropped = tx.savepoint().await.unwrap();
+        dropped.write(event("undone")).await.unwrap();
+        // One inside of it goes with it.
+        drop(dropped.savepoint().await.unwrap());
+    }
+    let mut kept = tx.savepoint().await.unwrap();
+    kept.write(event("kept")).await.unwrap();
+    kept.commit().await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(ids(&claim(&store, 10).await.1), ["kept"]);
+
+    let mut tx = outbox.begin().await.unwrap();
+    for _ in 0..3 {
+        drop(tx.savepoint().await.unwrap());
+    }
+    tx.savepoint().await.unwrap().commit().await.unwrap();
+    let none = sqlx::raw_sql("RELEASE SAVEPOINT _sqlx_savepoint_1").execute(&mut *tx).await.unwrap_err();
+    assert!(none.to_string().contains("no such savepoint"), "{none}");
+    tx.rollback().await.unwrap();
 }
 
 #[tokio::test]
