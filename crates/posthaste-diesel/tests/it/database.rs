@@ -3,7 +3,7 @@
 use diesel::sqlite::SqliteConnection;
 use diesel_async::sync_connection_wrapper::SyncConnectionWrapper;
 use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
-use posthaste_conformance::{Fixture, PgFixture, Served, SqliteFixture, Tables};
+use posthaste_conformance::{Fixture, PgFixture, SqliteFixture, Tables};
 use posthaste_diesel::DieselStore;
 
 /// A database on which diesel-async has connections.
@@ -29,13 +29,8 @@ impl Database for PgFixture {
     type Conn = AsyncPgConnection;
 
     async fn connect(&self) -> AsyncPgConnection {
-        AsyncPgConnection::establish(&url(self)).await.unwrap()
+        AsyncPgConnection::establish(&self.plain_url()).await.unwrap()
     }
-}
-
-/// Where the database is, without the parameters that only sqlx knows.
-pub(crate) fn url(database: &PgFixture) -> String {
-    database.url().split('?').next().unwrap().to_owned()
 }
 
 impl Database for SqliteFixture {

@@ -3,20 +3,19 @@
 use diesel_async::pooled_connection::AsyncDieselConnectionManager;
 use diesel_async::pooled_connection::deadpool::Pool;
 use diesel_async::{AsyncPgConnection, SimpleAsyncConnection};
+use posthaste_conformance::testing::{cut_short, event, watched, within};
 use posthaste_conformance::{Fixture, PgFixture};
-use posthaste_core::testing::within;
 use posthaste_diesel::OutboxExt;
 
-use crate::database::{create, url};
-use crate::observe::{cut_short, event, start};
+use crate::database::create;
 
 /// What the pool hands out next has no transaction open, wherever the one before was dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn case_19_a_pool_of_one_connection() {
     let database = create::<PgFixture>().await;
-    let manager = AsyncDieselConnectionManager::<AsyncPgConnection>::new(url(&database));
+    let manager = AsyncDieselConnectionManager::<AsyncPgConnection>::new(database.plain_url());
     let pool = Pool::builder(manager).max_size(1).build().unwrap();
-    let (outbox, _, _inbox) = start(database.store()).await;
+    let (outbox, _, _inbox) = watched(database.store()).await;
     let mut cuts = 0;
     for polls in 1.. {
         let mut conn = within("a connection comes back", pool.get()).await.unwrap();

@@ -1,6 +1,7 @@
 //! What only PostgreSQL does.
 
 use diesel_async::{AsyncConnection, RunQueryDsl, SimpleAsyncConnection};
+use posthaste_conformance::testing::{Witness, event, told, watched};
 use posthaste_conformance::{Fixture, PgFixture};
 use posthaste_core::store::Error;
 use posthaste_core::{CommitError, Outbox, TransactionError, WriteError};
@@ -8,13 +9,13 @@ use posthaste_diesel::OutboxExt;
 use posthaste_sql::PgStore;
 
 use crate::database::{Database, create};
-use crate::observe::{Witness, event, start, told, total};
+use crate::observe::total;
 
 /// A statement failed and its error was swallowed: the server would answer the COMMIT with success, and roll back.
 #[tokio::test]
 async fn case_10_a_swallowed_error_is_no_commit() {
     let database = create::<PgFixture>().await;
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     // This is what diesel-async says by itself.
     let by_itself = conn.transaction(async |conn| {
@@ -65,7 +66,7 @@ async fn case_10_a_swallowed_error_is_no_commit() {
 #[tokio::test]
 async fn a_savepoint_set_by_hand_is_noticed() {
     let database = create::<PgFixture>().await;
-    let (outbox, _, mut inbox) = start(database.store()).await;
+    let (outbox, _, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let by_hand = outbox.transaction_on(&mut conn, async |tx| {
         tx.batch_execute("SAVEPOINT mine").await?;
@@ -114,7 +115,7 @@ fn steps(witness: &Witness) -> Vec<&'static str> {
 async fn case_18_commit_unknown() {
     let database = create::<PgFixture>().await;
     database.connect().await.batch_execute(DIES_IN_COMMIT).await.unwrap();
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let cut_off = outbox.transaction_on(&mut conn, async |tx| {
         tx.batch_execute("INSERT INTO orders (total) VALUES (1)").await?;
@@ -143,7 +144,7 @@ async fn case_10_a_commit_that_a_trigger_refuses() {
          FOR EACH ROW EXECUTE FUNCTION refuse()";
     let database = create::<PgFixture>().await;
     database.connect().await.batch_execute(REFUSES).await.unwrap();
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let refused = outbox.transaction_on(&mut conn, async |tx| {
         tx.batch_execute("INSERT INTO orders (total) VALUES (1)").await?;
@@ -163,7 +164,7 @@ async fn case_10_a_commit_that_a_trigger_refuses() {
 #[tokio::test]
 async fn a_read_only_transaction_is_unavailable() {
     let database = create::<PgFixture>().await;
-    let (outbox, _, mut inbox) = start(database.store()).await;
+    let (outbox, _, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let mut read_only = conn.build_transaction().read_only();
     let reading = read_only.run(async |conn| {

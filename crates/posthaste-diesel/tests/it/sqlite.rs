@@ -1,19 +1,20 @@
 //! What only SQLite does.
 
 use diesel_async::SimpleAsyncConnection;
+use posthaste_conformance::testing::{event, watched};
 use posthaste_conformance::{Fixture, SqliteFixture};
 use posthaste_core::TransactionError;
 use posthaste_core::store::Error;
 use posthaste_diesel::OutboxExt;
 
 use crate::database::{Database, create};
-use crate::observe::{event, start, total};
+use crate::observe::total;
 
 /// A transaction that reads first has its turn to write already; the other is told to try again.
 #[tokio::test]
 async fn a_transaction_is_a_writer_from_the_start() {
     let database = create::<SqliteFixture>().await;
-    let (outbox, _, mut inbox) = start(database.store()).await;
+    let (outbox, _, mut inbox) = watched(database.store()).await;
     let (mut conn, mut other) = (database.connect().await, database.connect().await);
     other.batch_execute("PRAGMA busy_timeout = 0").await.unwrap();
     outbox

@@ -5,14 +5,14 @@ use std::panic::AssertUnwindSafe;
 use diesel::result::Error as DieselError;
 use diesel_async::{AsyncConnection, SimpleAsyncConnection, TransactionManager};
 use futures_util::FutureExt;
+use posthaste_conformance::testing::{cut_short, event, events, ids_of, told, watched, within};
 use posthaste_core::listener::Path;
 use posthaste_core::store::{Error, Filter, Page};
-use posthaste_core::testing::within;
 use posthaste_core::{CommitError, Event, TransactionError, WriteError};
 use posthaste_diesel::OutboxExt;
 
 use crate::database::Database;
-use crate::observe::{cut_short, event, events, ids_of, start, texts, told, total};
+use crate::observe::{texts, total};
 
 const ORDER: &str = "INSERT INTO orders (total) VALUES (1990)";
 
@@ -24,7 +24,7 @@ fn refused(error: &WriteError) -> String {
 }
 
 pub(crate) async fn case_09_outside_a_transaction_nothing_is_written<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let error = outbox.write_in(&mut conn, event("Outside")).await.unwrap_err();
     assert!(refused(&error).contains("no transaction is open"), "{error:?}");
@@ -42,7 +42,7 @@ pub(crate) async fn case_09_outside_a_transaction_nothing_is_written<D: Database
 }
 
 pub(crate) async fn case_10_an_error_rolls_back<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let two = events(2);
     let error = outbox
@@ -79,7 +79,7 @@ pub(crate) async fn case_10_an_error_rolls_back<D: Database>(database: D) {
 }
 
 pub(crate) async fn case_10_a_panic_rolls_back<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let one = event("Panicked");
     let panics = outbox.transaction_on(&mut conn, async |tx| {
@@ -102,7 +102,7 @@ pub(crate) async fn case_10_a_panic_rolls_back<D: Database>(database: D) {
 }
 
 pub(crate) async fn case_10_a_failed_commit_leaves_nothing<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let one = event("Unreferenced");
     // The statement before the event, so that the insert is the last that is done; and after it.
@@ -133,7 +133,7 @@ pub(crate) async fn case_10_a_failed_commit_leaves_nothing<D: Database>(database
 }
 
 pub(crate) async fn case_10_a_savepoint_that_was_left_open_rolls_back<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let one = event("Lost");
     let error = outbox
@@ -155,7 +155,7 @@ pub(crate) async fn case_10_a_savepoint_that_was_left_open_rolls_back<D: Databas
 }
 
 pub(crate) async fn case_11_one_call_per_commit<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let five = events(5);
     let value = outbox
@@ -183,7 +183,7 @@ pub(crate) async fn case_11_one_call_per_commit<D: Database>(database: D) {
 }
 
 pub(crate) async fn case_11_receipts<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let three = events(3);
     let receipt = conn
@@ -209,7 +209,7 @@ pub(crate) async fn case_11_receipts<D: Database>(database: D) {
 /// Dropped at any await: nothing is half there, the connection says that it is of no use, and the next one works.
 pub(crate) async fn case_19_cut_anywhere<D: Database>(database: D) {
     const MANY: usize = 1000;
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut cuts = 0;
     for polls in 1..MANY {
         let mut conn = database.connect().await;
@@ -256,7 +256,7 @@ pub(crate) async fn case_19_cut_anywhere<D: Database>(database: D) {
 }
 
 pub(crate) async fn it_does_not_begin_inside_of_another<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let outer = conn.transaction(async |conn| {
         let inner = outbox.transaction_on(conn, async |tx| anyhow::Ok(tx.write(event("Inner")).await?)).await;
@@ -271,7 +271,7 @@ pub(crate) async fn it_does_not_begin_inside_of_another<D: Database>(database: D
 }
 
 pub(crate) async fn a_test_transaction_delivers_nothing<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     conn.begin_test_transaction().await.unwrap();
     let one = event("Tested");
@@ -288,7 +288,7 @@ pub(crate) async fn a_test_transaction_delivers_nothing<D: Database>(database: D
 }
 
 pub(crate) async fn savepoint_rolled_back_is_never_delivered<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let (kept, undone) = (event("Kept"), event("Undone"));
     outbox
@@ -315,7 +315,7 @@ pub(crate) async fn savepoint_rolled_back_is_never_delivered<D: Database>(databa
 }
 
 pub(crate) async fn savepoint_kept_is_delivered<D: Database>(database: D) {
-    let (outbox, _, mut inbox) = start(database.store()).await;
+    let (outbox, _, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let (outer, inner) = (event("Outer"), event("Inner"));
     outbox
@@ -334,7 +334,7 @@ pub(crate) async fn savepoint_kept_is_delivered<D: Database>(database: D) {
 }
 
 pub(crate) async fn savepoint_of_somebody_else<D: Database>(database: D) {
-    let (outbox, _, mut inbox) = start(database.store()).await;
+    let (outbox, _, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let (kept, undone) = (event("Kept"), event("Undone"));
     let mut receipts = Vec::new();
@@ -366,7 +366,7 @@ pub(crate) async fn it_can_be_spawned<D: Database>(database: D) {
         future
     }
 
-    let (outbox, _, mut inbox) = start(database.store()).await;
+    let (outbox, _, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let total = String::from("1990");
     let place = outbox.transaction_on(&mut conn, async |tx| {

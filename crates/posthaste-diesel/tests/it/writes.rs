@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use posthaste_conformance::testing::{event, events, ids_of, watched};
 use posthaste_conformance::{Gate, Tap, no_interval};
 use posthaste_core::event::Availability;
 use posthaste_core::listener::Path;
@@ -10,7 +11,7 @@ use posthaste_core::{Event, Options, Outbox, Status, Timestamp, WriteError};
 use posthaste_diesel::OutboxExt;
 
 use crate::database::Database;
-use crate::observe::{event, events, ids_of, start, total};
+use crate::observe::total;
 
 pub(crate) async fn case_14_large_batch<D: Database>(database: D) {
     const EVENTS: usize = 10_000;
@@ -26,7 +27,7 @@ pub(crate) async fn case_14_large_batch<D: Database>(database: D) {
 }
 
 pub(crate) async fn case_14_empty_batch<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     outbox
         .transaction_on(&mut conn, async |tx| {
@@ -43,7 +44,7 @@ pub(crate) async fn case_14_empty_batch<D: Database>(database: D) {
 
 /// One bad event in a batch, or one whose id is taken, in its last statement: none of them is written.
 pub(crate) async fn case_14_all_or_none<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let taken = event("Taken");
     outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(&taken).await?)).await.unwrap();
@@ -170,7 +171,7 @@ pub(crate) async fn case_20_fields_round_trip<D: Database>(database: D) {
 }
 
 pub(crate) async fn case_21_duplicate_id<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let one = event("First");
     outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(&one).await?)).await.unwrap();

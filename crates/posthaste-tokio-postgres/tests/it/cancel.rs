@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
+use posthaste_conformance::testing::{cut_short, event_with_id as event, eventually, within};
 use posthaste_core::listener::Path;
 use posthaste_core::store::{AdminStore, Filter, Page};
 use posthaste_core::{Event, Outbox};
 use posthaste_sql::PgStore;
 use posthaste_tokio_postgres::OutboxExt;
 
-use crate::support::{Database, assert_outside, cut_short, event, eventually, told, within};
+use crate::support::{Database, assert_outside, told};
 
 /// More than any of these futures is polled.
 const MANY: usize = 10_000;

@@ -1,6 +1,7 @@
 //! Clients of a pool of deadpool-postgres.
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
+use posthaste_conformance::testing::{cut_short, event_with_id as event, eventually, within};
 use posthaste_core::listener::Path;
 use posthaste_core::store::AdminStore;
 use posthaste_core::{CommitError, Outbox};
@@ -9,7 +10,7 @@ use posthaste_tokio_postgres::{DeadpoolTransaction, OutboxExt};
 use tokio::task::JoinSet;
 use tokio_postgres::{IsolationLevel, NoTls};
 
-use crate::support::{Database, assert_outside, cut_short, event, eventually, told, within};
+use crate::support::{Database, assert_outside, told};
 
 /// A pool of one client, which asks nothing of it when it comes back.
 fn pool(database: &Database) -> Pool {
