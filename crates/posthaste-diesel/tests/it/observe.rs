@@ -1,7 +1,7 @@
 //! What the tests see of what was written.
 
-use posthaste_core::store::Store;
-use posthaste_core::{EventId, Outbox};
+use posthaste_core::store::{Error, Store};
+use posthaste_core::{EventId, Outbox, WriteError};
 
 /// Ids as text.
 pub(crate) fn texts(ids: &[EventId]) -> Vec<String> {
@@ -11,4 +11,12 @@ pub(crate) fn texts(ids: &[EventId]) -> Vec<String> {
 /// How many rows the table has.
 pub(crate) async fn total<S: Store>(outbox: &Outbox<S>) -> u64 {
     outbox.admin().counts().await.unwrap().total()
+}
+
+/// What was said to who was refused.
+pub(crate) fn refused(error: &WriteError) -> String {
+    match error {
+        WriteError::Store { error: Error::Refused(reason), .. } => reason.to_string(),
+        other => panic!("{other:?}"),
+    }
 }

@@ -1,8 +1,9 @@
 //! What only PostgreSQL does.
 
 use diesel_async::{AsyncConnection, RunQueryDsl, SimpleAsyncConnection};
-use posthaste_conformance::testing::{Witness, event, told, watched};
+use posthaste_conformance::testing::{Wire, Witness, event, told, watched};
 use posthaste_conformance::{Fixture, PgFixture};
+use posthaste_core::listener::Path;
 use posthaste_core::store::Error;
 use posthaste_core::{CommitError, Outbox, TransactionError, WriteError};
 use posthaste_diesel::OutboxExt;
@@ -62,26 +63,6 @@ async fn case_10_a_swallowed_error_is_no_commit() {
     inbox.assert_empty();
 }
 
-/// A savepoint that diesel-async does not know of is known to the server.
-#[tokio::test]
-async fn a_savepoint_set_by_hand_is_noticed() {
-    let database = create::<PgFixture>().await;
-    let (outbox, _, mut inbox) = watched(database.store()).await;
-    let mut conn = database.connect().await;
-    let by_hand = outbox.transaction_on(&mut conn, async |tx| {
-        tx.batch_execute("SAVEPOINT mine").await?;
-        tx.write(event("Undone")).await?;
-        tx.batch_execute("ROLLBACK TO SAVEPOINT mine").await?;
-        anyhow::Ok(())
-    });
-    by_hand.await.unwrap();
-    outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(event("Last")).await?)).await.unwrap();
-    assert_eq!(inbox.next().await.event_type(), "Last");
-    outbox.shutdown().await;
-    inbox.assert_empty();
-    assert_eq!(total(&outbox).await, 1);
-}
-
 /// Ends the connection when the constraints are checked, which is in the commit.
 const DIES_IN_COMMIT: &str = "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ \
      BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(10); RETURN NULL; END $$; \
@@ -131,6 +112,67 @@ async fn case_18_commit_unknown() {
     assert!(matches!(error, CommitError::NotCommitted(Error::Unavailable(_))), "{error:?}");
     assert_eq!(steps(&witness), ["rollback"]);
     assert_eq!(total(&outbox).await, 0);
+    outbox.shutdown().await;
+    inbox.assert_empty();
+}
+
+/// The answer to the commit was lost: a typed error and no hot dispatch; it was committed, so the poller delivers, soon.
+#[tokio::test]
+async fn case_18_lost_answer_of_a_commit() {
+    let database = create::<PgFixture>().await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let wire = Wire::losing_the_answer(&database.address(), "COMMIT").await;
+    let mut conn = PgFixture::open(wire.url()).await.unwrap();
+    let lost = event("Lost");
+    let cut_off = outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(&lost).await?)).await;
+    let error = cut_off.unwrap_err().downcast::<TransactionError>().unwrap();
+    let unknown = matches!(error, TransactionError::Commit(CommitError::Unknown(Error::Unavailable(_))));
+    assert!(unknown, "{error:?}");
+    assert_eq!(witness.told(), [told("unknown", std::slice::from_ref(&lost))]);
+    assert_eq!(inbox.arrival().await, (lost.id().to_string(), Path::Cold));
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(total(&outbox).await, 1);
+}
+
+/// The server never heard of the commit: the same error, and nothing is ever delivered.
+#[tokio::test]
+async fn case_18_lost_commit() {
+    let database = create::<PgFixture>().await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let wire = Wire::cut_before(&database.address(), "COMMIT").await;
+    let mut conn = PgFixture::open(wire.url()).await.unwrap();
+    let cut_off = outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(event("Lost")).await?)).await;
+    let error = cut_off.unwrap_err().downcast::<TransactionError>().unwrap();
+    let unknown = matches!(error, TransactionError::Commit(CommitError::Unknown(Error::Unavailable(_))));
+    assert!(unknown, "{error:?}");
+    assert_eq!(steps(&witness), ["unknown"]);
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(total(&outbox).await, 0);
+}
+
+/// The server goes on talking, but does not know itself whether it has committed (SQLSTATE 40003, in the words of CockroachDB).
+#[tokio::test]
+async fn case_18_a_commit_of_which_the_server_does_not_know() {
+    const AMBIGUOUS: &str = "CREATE FUNCTION shrug() RETURNS trigger LANGUAGE plpgsql AS $$ \
+         BEGIN RAISE EXCEPTION 'result is ambiguous: sending failed' USING ERRCODE = '40003'; END $$; \
+         CREATE CONSTRAINT TRIGGER shrugs AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED \
+         FOR EACH ROW EXECUTE FUNCTION shrug()";
+    let database = create::<PgFixture>().await;
+    database.connect().await.batch_execute(AMBIGUOUS).await.unwrap();
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let mut conn = database.connect().await;
+    let ambiguous = outbox.transaction_on(&mut conn, async |tx| {
+        tx.batch_execute("INSERT INTO orders (total) VALUES (1)").await?;
+        tx.write(event("Unknown")).await?;
+        anyhow::Ok(())
+    });
+    let error = ambiguous.await.unwrap_err().downcast::<TransactionError>().unwrap();
+    assert!(matches!(error, TransactionError::Commit(CommitError::Unknown(_))), "{error:?}");
+    assert_eq!(steps(&witness), ["unknown"]);
+    outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(event("Last")).await?)).await.unwrap();
+    assert_eq!(inbox.next().await.event_type(), "Last");
     outbox.shutdown().await;
     inbox.assert_empty();
 }

@@ -12,16 +12,9 @@ use posthaste_core::{CommitError, Event, TransactionError, WriteError};
 use posthaste_diesel::OutboxExt;
 
 use crate::database::Database;
-use crate::observe::{texts, total};
+use crate::observe::{refused, texts, total};
 
 const ORDER: &str = "INSERT INTO orders (total) VALUES (1990)";
-
-fn refused(error: &WriteError) -> String {
-    match error {
-        WriteError::Store { error: Error::Refused(reason), .. } => reason.to_string(),
-        other => panic!("{other:?}"),
-    }
-}
 
 pub(crate) async fn case_09_outside_a_transaction_nothing_is_written<D: Database>(database: D) {
     let (outbox, witness, mut inbox) = watched(database.store()).await;
@@ -255,6 +248,84 @@ pub(crate) async fn case_19_cut_anywhere<D: Database>(database: D) {
     inbox.assert_empty();
 }
 
+/// Ended by a statement of somebody's own, it may have been committed or not.
+pub(crate) async fn case_09_a_transaction_that_somebody_ended<D: Database>(database: D) {
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let mut conn = database.connect().await;
+    let [undone, committed] = ["Undone", "Committed"].map(event);
+    for (end, event) in [("ROLLBACK", &undone), ("COMMIT", &committed)] {
+        let ended = outbox.transaction_on(&mut conn, async |tx| {
+            tx.write(event).await?;
+            tx.batch_execute(end).await?;
+            anyhow::Ok(())
+        });
+        let error = ended.await.unwrap_err().downcast::<TransactionError>().unwrap();
+        assert!(matches!(error, TransactionError::Commit(CommitError::Unknown(_))), "{error:?}");
+        assert_eq!(witness.told(), [told("unknown", std::slice::from_ref(event))], "{end}");
+    }
+    // The same by means of diesel, which knows that it has ended.
+    let ended = outbox.transaction_on(&mut conn, async |tx| {
+        tx.write(event("Ended")).await?;
+        <D::Conn as AsyncConnection>::TransactionManager::commit_transaction(&mut **tx).await?;
+        anyhow::Ok(())
+    });
+    let error = ended.await.unwrap_err().downcast::<TransactionError>().unwrap();
+    assert!(matches!(error, TransactionError::Commit(CommitError::Unknown(_))), "{error:?}");
+    assert_eq!(inbox.arrival().await, (committed.id().to_string(), Path::Cold));
+    let ended = inbox.next().await;
+    assert_eq!((ended.event_type(), ended.path()), ("Ended", Path::Cold));
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(total(&outbox).await, 2);
+}
+
+/// An inner transaction that was cut off: the one around it is not committed, unless diesel-async still knows where it is.
+pub(crate) async fn case_19_cut_inner_transaction<D: Database>(database: D) {
+    const MANY: usize = 1000;
+    let (outbox, witness, _inbox) = watched(database.store()).await;
+    let (mut cuts, mut committed) = (0, 0);
+    for polls in 1..MANY {
+        let mut conn = database.connect().await;
+        let cut_off = outbox.transaction_on(&mut conn, async |tx| {
+            tx.write(event("Outer")).await?;
+            let inner = tx.transaction(async |tx| {
+                tx.batch_execute(ORDER).await?;
+                Err::<(), _>(anyhow::anyhow!("changed my mind"))
+            });
+            anyhow::Ok(cut_short(polls, inner).await.is_some())
+        });
+        match cut_off.await.map_err(|error| error.downcast::<TransactionError>().unwrap()) {
+            Ok(finished) => {
+                committed += 1;
+                if finished {
+                    break;
+                }
+            }
+            Err(TransactionError::Commit(CommitError::NotCommitted(_))) => {}
+            Err(other) => panic!("{other:?}"),
+        }
+        cuts = polls;
+        // Whoever goes on with this connection is told if it is of no use.
+        let next = outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(event("Next")).await?)).await;
+        match next.map_err(|error| error.downcast::<TransactionError>().unwrap()) {
+            Ok(_) => committed += 1,
+            Err(TransactionError::Begin(Error::Unavailable(_))) => {
+                let error = outbox.write_in(&mut conn, event("Next")).await.unwrap_err();
+                assert!(matches!(error, WriteError::Store { error: Error::Unavailable(_), .. }), "{error:?}");
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+        // Nothing is locked by what was not committed.
+        let mut conn = database.connect().await;
+        within("the next gets through", conn.batch_execute(ORDER)).await.unwrap();
+    }
+    assert!(cuts > 0 && cuts + 1 < MANY, "{cuts}");
+    let told = witness.told();
+    assert_eq!(told.iter().filter(|(step, _)| *step == "commit").count(), committed, "{told:?}");
+    assert_eq!(total(&outbox).await, committed as u64);
+    outbox.shutdown().await;
+}
+
 pub(crate) async fn it_does_not_begin_inside_of_another<D: Database>(database: D) {
     let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
@@ -358,6 +429,57 @@ pub(crate) async fn savepoint_of_somebody_else<D: Database>(database: D) {
     outbox.shutdown().await;
     inbox.assert_empty();
     assert_eq!(total(&outbox).await, 1);
+}
+
+/// Savepoints that diesel-async does not know of.
+pub(crate) async fn savepoint_by_hand<D: Database>(database: D) {
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let mut conn = database.connect().await;
+    let [undone, last, kept] = ["Undone", "Last", "Kept"].map(event);
+    // Undone after the last write, and before another one.
+    for again in [false, true] {
+        let by_hand = outbox.transaction_on(&mut conn, async |tx| {
+            tx.batch_execute("SAVEPOINT mine").await?;
+            tx.write(&undone).await?;
+            tx.batch_execute("ROLLBACK TO SAVEPOINT mine; RELEASE SAVEPOINT mine").await?;
+            if again {
+                tx.write(&last).await?;
+            }
+            anyhow::Ok(())
+        });
+        by_hand.await.unwrap();
+        let told = witness.told();
+        let of_undone = told.iter().filter(|(_, ids)| ids.contains(&undone.id().to_string()));
+        assert_eq!(of_undone.map(|(step, _)| *step).collect::<Vec<_>>(), ["unknown"], "{told:?}");
+    }
+    assert_eq!(inbox.next().await.id(), last.id());
+    let by_hand = outbox.transaction_on(&mut conn, async |tx| {
+        tx.batch_execute("SAVEPOINT mine").await?;
+        tx.write(&kept).await?;
+        tx.batch_execute("RELEASE SAVEPOINT mine").await?;
+        anyhow::Ok(())
+    });
+    by_hand.await.unwrap();
+    assert_eq!(inbox.next().await.id(), kept.id());
+    // More than one question can ask for.
+    let many = events(600);
+    let by_hand = outbox.transaction_on(&mut conn, async |tx| {
+        tx.batch_execute("SAVEPOINT mine").await?;
+        tx.write_all(&many[..599]).await?;
+        tx.batch_execute("RELEASE SAVEPOINT mine; SAVEPOINT mine").await?;
+        tx.write(&many[599]).await?;
+        tx.batch_execute("ROLLBACK TO SAVEPOINT mine").await?;
+        anyhow::Ok(())
+    });
+    by_hand.await.unwrap();
+    let mut delivered = inbox.ids(599).await;
+    delivered.sort_unstable();
+    let mut expected = ids_of(&many[..599]);
+    expected.sort_unstable();
+    assert_eq!(delivered, expected);
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(total(&outbox).await, 601);
 }
 
 /// What waits for it is a future that any task can have.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use diesel::result::Error as DieselError;
+use diesel_async::{AsyncConnection, SimpleAsyncConnection};
 use posthaste_conformance::testing::{event, events, ids_of, watched};
 use posthaste_conformance::{Gate, Tap, no_interval};
 use posthaste_core::event::Availability;
@@ -89,6 +91,69 @@ pub(crate) async fn case_15_full_hot_queue<D: Database>(database: D) {
     }
     assert_eq!(paths.iter().filter(|path| **path == Path::Hot).count(), 2);
     meter.until("all are delivered", |tally| tally.delivered == 5).await;
+    outbox.shutdown().await;
+    inbox.assert_empty();
+}
+
+/// Places that were reserved in the hot queue are given back, however the transaction ended.
+pub(crate) async fn case_10_places_are_given_back<D: Database>(database: D) {
+    let (tap, mut inbox) = Tap::new();
+    let options = Options { hot_queue: 1, ..no_interval() };
+    let (outbox, meter) = posthaste_conformance::start(database.store(), options, tap).await;
+    let mut conn = database.connect().await;
+    let taken = event("Taken");
+    outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(&taken).await?)).await.unwrap();
+    assert_eq!(inbox.next().await.path(), Path::Hot);
+    for ending in ["error", "failed commit", "refused", "outside", "cut off", "receipt", "dropped receipt"] {
+        match ending {
+            "outside" => drop(outbox.write_in(&mut conn, event(ending)).await.unwrap_err()),
+            "cut off" => {
+                let mut conn = database.connect().await;
+                let (written, told) = tokio::sync::oneshot::channel();
+                let endless = outbox.transaction_on(&mut conn, async |tx| {
+                    tx.write(event(ending)).await?;
+                    let _ = written.send(());
+                    std::future::pending::<anyhow::Result<()>>().await
+                });
+                tokio::select! {
+                    ended = endless => panic!("{ended:?}"),
+                    told = told => told.unwrap(),
+                }
+            }
+            "receipt" | "dropped receipt" => {
+                let mut receipt = None;
+                let undone = conn.transaction(async |conn| {
+                    receipt = Some(outbox.write_in(conn, event(ending)).await.unwrap());
+                    Err::<(), _>(DieselError::RollbackTransaction)
+                });
+                undone.await.unwrap_err();
+                if ending == "receipt" {
+                    receipt.unwrap().rolled_back();
+                }
+            }
+            _ => {
+                let undone = outbox.transaction_on(&mut conn, async |tx| {
+                    match ending {
+                        "refused" => drop(tx.write(&taken).await?),
+                        "failed commit" => {
+                            tx.batch_execute("INSERT INTO orders (total, customer) VALUES (1, 404)").await?;
+                            tx.write(event(ending)).await?;
+                        }
+                        _ => {
+                            tx.write(event(ending)).await?;
+                            anyhow::bail!("undone");
+                        }
+                    }
+                    anyhow::Ok(())
+                });
+                undone.await.unwrap_err();
+            }
+        }
+        let next = event("Next");
+        outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(&next).await?)).await.unwrap();
+        assert_eq!(inbox.arrival().await, (next.id().to_string(), Path::Hot), "after {ending}");
+    }
+    assert_eq!(meter.tally().hot_dropped, 0);
     outbox.shutdown().await;
     inbox.assert_empty();
 }
