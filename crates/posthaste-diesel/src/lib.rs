@@ -121,8 +121,8 @@
 //! SQLite has one writer at a time. Set a `busy_timeout` on connections of diesel, as `SqliteStore` does on its own; without one a
 //! transaction fails at once when somebody else writes. `transaction_on` begins as a writer there (`BEGIN IMMEDIATE`).
 //!
-//! SQLite rolls a transaction back by itself when the disk is full, after `INSERT OR ROLLBACK` and the like, and diesel does not
-//! always notice. What is written after that would be stored on its own, so it is refused. To find out, `BEGIN; ROLLBACK` goes
+//! SQLite rolls a transaction back by itself after some errors, such as those of `INSERT OR ROLLBACK` or of the disk, and diesel does
+//! not always notice. What is written after that would be stored on its own, so it is refused. To find out, `BEGIN; ROLLBACK` goes
 //! before an insert: it is refused inside of a transaction, and an instrumentation of diesel shows that as an error.
 
 // Without a database there is nothing to write to.
