@@ -20,6 +20,8 @@ mod outboxes;
 mod rows;
 mod tap;
 mod wait;
+mod wire;
+mod witness;
 
 // Part B.
 #[doc(hidden)]
@@ -75,6 +77,16 @@ pub use meter::{Meter, Tally};
 pub use outboxes::{no_interval, start};
 pub use tap::{Inbox, Tap};
 pub use wait::Gate;
+
+/// What the cases are made of besides, for the tests of adapters.
+pub mod testing {
+    pub use crate::journal::Journal;
+    pub use crate::outboxes::watched;
+    pub use crate::rows::{event, event_with_id, events, ids_of};
+    pub use crate::wait::{cut_short, eventually, within};
+    pub use crate::wire::Wire;
+    pub use crate::witness::{Told, Witness, told};
+}
 
 /// Makes a test of every case that concerns all stores, for the given [`Fixture`]. Call it in a module with the name of
 /// the store.

@@ -90,7 +90,7 @@ async fn undo(tx: &DatabaseTransaction) -> bool {
 }
 
 async fn insert_once<S: SeaOrmStore>(tx: &DatabaseTransaction, insert: Insert<'_>) -> Result<Kept, sea_orm::DbErr> {
-    let values = insert.parameters.into_iter().map(value);
+    let values = insert.parameters.into_iter().map(value).collect::<Result<Vec<_>, _>>()?;
     let statement = Statement::from_sql_and_values(S::BACKEND, insert.sql, values);
     if S::BACKEND != DbBackend::Postgres {
         tx.execute_raw(statement).await?;
@@ -128,13 +128,16 @@ fn look<S: SeaOrmStore>(select: &str, ids: &[&EventId]) -> Statement {
     Statement::from_sql_and_values(S::BACKEND, format!("{select} WHERE event_id IN ({places})"), values)
 }
 
-fn value(parameter: Parameter<'_>) -> Value {
-    match parameter {
+const OTHER_VERSION: &str =
+    "posthaste-sql binds a kind of value that this posthaste-sea-orm does not know: use versions that belong together";
+
+fn value(parameter: Parameter<'_>) -> Result<Value, sea_orm::DbErr> {
+    Ok(match parameter {
         Parameter::Text(text) => text.map(Cow::into_owned).into(),
         Parameter::Bytes(bytes) => bytes.map(<[u8]>::to_vec).into(),
         Parameter::Number(number) => number.into(),
-        other => unreachable!("a parameter of a kind that this version does not know: {other:?}"),
-    }
+        _ => return Err(sea_orm::DbErr::Custom(OTHER_VERSION.to_owned())),
+    })
 }
 
 /// Whether all these rows are in the table, as the transaction sees it.
