@@ -92,7 +92,6 @@ struct Statements {
     slots: Slots<SqlStr>,
     insert: Many,
     insert_plain: Many,
-    take_back: SqlStr,
 }
 
 impl Statements {
@@ -101,7 +100,6 @@ impl Statements {
         Self {
             insert: many(sql::DIALECT.slots.insert, sql::INSERT_ROW),
             insert_plain: many(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
-            take_back: sql::DIALECT.statement(sql::TAKE_BACK, &table),
             slots: sql::DIALECT.statements(&table),
             table,
         }

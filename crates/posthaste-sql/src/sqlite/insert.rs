@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use posthaste_core::event::{Availability, Payload};
-use posthaste_core::store::{Error, Lease, NewRow, WriteStore};
+use posthaste_core::store::{Error, Lease, NewRow};
 use posthaste_core::{Event, EventId, Timestamp};
 use sqlx::SqlStr;
 use sqlx::query::Query;
@@ -14,13 +14,10 @@ use super::{SqliteStore, fault};
 use crate::driver::{self, DriverStore, Parameter, Refusal, headers, taken_id};
 use crate::many::Many;
 use crate::plain::are_plain;
-use crate::savepoint;
 
 impl SqliteStore {
+    /// Inserts rows within the transaction that is open.
     pub(super) async fn insert_rows(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
-        if rows.is_empty() {
-            return Ok(());
-        }
         let now = self.now();
         // One row has nothing to share.
         let plain = rows.len() > 1 && are_plain(rows) && share_a_lease(rows);
@@ -36,11 +33,6 @@ impl SqliteStore {
         let say = async |connection: &mut SqliteConnection, sql: &'static str| {
             sqlx::raw_sql(sql).execute(connection).await.map(drop).map_err(|error| self.fault(error))
         };
-        // Outside of a transaction it would begin one, of which sqlx knows nothing.
-        self.caught_up(connection).await?;
-        if self.depth(connection) == 0 {
-            return Err(savepoint::ended());
-        }
         say(connection, "SAVEPOINT posthaste_insert").await?;
         match self.insert_cut(connection, insert, rows, now).await {
             Ok(()) => say(connection, "RELEASE SAVEPOINT posthaste_insert").await,
@@ -52,14 +44,6 @@ impl SqliteStore {
                 Err(self.fault(error))
             }
         }
-    }
-
-    /// Deletes rows that were inserted outside of a transaction by mistake.
-    pub(super) async fn take_back(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
-        let ids: Vec<&str> = rows.iter().map(|row| row.event.id().as_str()).collect();
-        let json = serde_json::to_string(&ids).unwrap_or_default();
-        let deleted = sqlx::query(self.sql.take_back.clone()).bind(json).execute(connection).await;
-        deleted.map(drop).map_err(|error| self.fault(error))
     }
 
     async fn insert_cut(

@@ -109,9 +109,6 @@ pub(super) const INSERT_PLAIN: &str = "INSERT INTO {table} (event_id, event_type
 /// One of them.
 pub(super) const INSERT_PLAIN_ROW: &str = "(?, ?, ?, ?, ?, ?)";
 
-/// Deletes the rows whose ids are in a JSON array.
-pub(super) const TAKE_BACK: &str = "DELETE FROM {table} WHERE event_id IN (SELECT value FROM json_each(?1))";
-
 pub(super) const MIGRATIONS: &[Migration] =
     &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];
 

@@ -59,13 +59,11 @@ impl WriteStore for SqliteStore {
     }
 
     async fn insert(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
-        self.insert_rows(connection, rows).await?;
-        // Known only now: a rollback that sqlx has begun by itself comes before the insert, which then was on its own.
-        if !rows.is_empty() && self.depth(connection) == 0 {
-            self.take_back(connection, rows).await?;
-            return Err(savepoint::ended());
+        if rows.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.expect_open(connection).await?;
+        self.insert_rows(connection, rows).await
     }
 
     async fn commit(&self, mut tx: SqliteTx) -> Result<(), CommitError> {
@@ -135,12 +133,29 @@ impl WriteStore for SqliteStore {
     }
 }
 
+/// Refused within a transaction; without one it does nothing.
+const PROBE: &str = "BEGIN; ROLLBACK";
+
 impl SqliteStore {
+    /// Fails where no transaction is open, also if sqlx counts one: SQLite ends it by itself after some errors, and sqlx when a
+    /// savepoint is cut off. What is written then would be stored on its own.
+    async fn expect_open(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        match sqlx::raw_sql(PROBE).execute(connection).await {
+            Ok(_) => Err(Error::Refused(ENDED.into())),
+            Err(error) if fault::is_within_a_transaction(&error) => Ok(()),
+            Err(error) => Err(self.fault(error)),
+        }
+    }
+
     /// Waits until the connection has done what sqlx has begun on it by itself, so that its depth is what it will be.
     pub(super) async fn caught_up(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
         connection.ping().await.map_err(|error| self.fault(error))
     }
 }
+
+/// What is said to who writes in a transaction that is none any more.
+const ENDED: &str = "the transaction has ended: a savepoint in it was cut off, or SQLite has rolled it back after an error of an \
+                     earlier statement; roll back, and begin another";
 
 /// Begins a transaction that writes from the start. The caller has its turn.
 pub(super) async fn begin_immediate(pool: &SqlitePool) -> Result<Transaction<'static, Sqlite>, sqlx::Error> {

@@ -251,6 +251,38 @@ async fn delays_are_counted_from_the_insert() {
 }
 
 #[tokio::test]
+async fn a_transaction_that_sqlite_has_ended_takes_no_events() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(&store, [event("taken")]).await;
+    let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+    // One statement, and several.
+    for events in [1, 1000] {
+        let mut tx = outbox.begin().await.unwrap();
+        sqlx::query("CREATE TABLE business (id INTEGER)").execute(&mut *tx).await.unwrap();
+        let insert = "INSERT OR ROLLBACK INTO outbox_event (event_id, event_type) VALUES ('taken', 'X')";
+        sqlx::query(insert).execute(&mut *tx).await.unwrap_err();
+        for _ in 0..2 {
+            let written = tx.write_all((0..events).map(|_| Event::of_json("Lonely", "{}"))).await;
+            let error = written.unwrap_err().to_string();
+            assert!(error.contains("the transaction has ended"), "{error}");
+        }
+        assert!(tx.commit().await.is_err());
+        assert_eq!(store.counts().await.unwrap().total(), 1, "{events} events");
+    }
+    // In one that is somebody else's.
+    let mut tx = store.begin().await.unwrap();
+    let insert = "INSERT OR ROLLBACK INTO outbox_event (event_id, event_type) VALUES ('taken', 'X')";
+    sqlx::query(insert).execute(&mut *tx).await.unwrap_err();
+    let error = store.insert(&mut tx, &unleased([event("lonely")])).await.unwrap_err();
+    assert!(matches!(error, Error::Refused(_)), "{error}");
+    drop(tx);
+    assert_eq!(store.counts().await.unwrap().total(), 1);
+    write(&store, [event("another")]).await;
+    assert_eq!(store.counts().await.unwrap().total(), 2);
+}
+
+#[tokio::test]
 async fn connections_whose_transactions_sqlite_ended_are_in_nobodys_way() {
     let database = Database::new();
     let store = database.store().await;
