@@ -264,7 +264,7 @@ async fn a_transaction_that_sqlite_has_ended_takes_no_events() {
         sqlx::query(insert).execute(&mut *tx).await.unwrap_err();
         for _ in 0..2 {
             let written = tx.write_all((0..events).map(|_| Event::of_json("Lonely", "{}"))).await;
-            let error = written.unwrap_err().to_string();
+            let error = format!("{:?}", written.unwrap_err());
             assert!(error.contains("the transaction has ended"), "{error}");
         }
         assert!(tx.commit().await.is_err());
