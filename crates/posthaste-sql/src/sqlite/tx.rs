@@ -9,7 +9,7 @@ use sqlx::{Connection, SqlSafeStr, Transaction};
 use sqlx_core::transaction::TransactionManager;
 
 use super::gate::Turn;
-use super::{SqliteStore, fault};
+use super::{SqliteStore, fault, sql};
 use crate::savepoint;
 
 /// A transaction of a [`SqliteStore`], which is the only one of this process that writes while it is open. Comes
@@ -62,7 +62,6 @@ impl WriteStore for SqliteStore {
         if rows.is_empty() {
             return Ok(());
         }
-        self.expect_open(connection).await?;
         self.insert_rows(connection, rows).await
     }
 
@@ -133,15 +132,12 @@ impl WriteStore for SqliteStore {
     }
 }
 
-/// Refused within a transaction; without one it does nothing.
-const PROBE: &str = "BEGIN; ROLLBACK";
-
 impl SqliteStore {
     /// Fails where no transaction is open, also if sqlx counts one: SQLite ends it by itself after some errors, and sqlx when a
     /// savepoint is cut off. What is written then would be stored on its own.
-    async fn expect_open(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
-        match sqlx::raw_sql(PROBE).execute(connection).await {
-            Ok(_) => Err(Error::Refused(ENDED.into())),
+    pub(super) async fn expect_open(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        match sqlx::raw_sql(sql::ASK).execute(connection).await {
+            Ok(_) => Err(ended()),
             Err(error) if fault::is_within_a_transaction(&error) => Ok(()),
             Err(error) => Err(self.fault(error)),
         }
@@ -154,8 +150,11 @@ impl SqliteStore {
 }
 
 /// What is said to who writes in a transaction that is none any more.
-const ENDED: &str = "the transaction has ended: a savepoint in it was cut off, or SQLite has rolled it back after an error of an \
-                     earlier statement; roll back, and begin another";
+pub(super) fn ended() -> Error {
+    let reason = "the transaction has ended: a savepoint in it was cut off, or SQLite has rolled it back after an error of an \
+                  earlier statement; roll back, and begin another";
+    Error::Refused(reason.into())
+}
 
 /// Begins a transaction that writes from the start. The caller has its turn.
 pub(super) async fn begin_immediate(pool: &SqlitePool) -> Result<Transaction<'static, Sqlite>, sqlx::Error> {
