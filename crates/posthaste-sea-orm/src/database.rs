@@ -5,7 +5,8 @@ use posthaste_sql::TableName;
 use posthaste_sql::driver::DriverStore;
 use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, DbErr};
 
-use crate::{count, fault};
+use crate::count::{self, Mark};
+use crate::fault;
 
 /// A store whose table SeaORM's transactions can write to: `PgStore`, `MySqlStore` and `SqliteStore`, each with its feature.
 pub trait SeaOrmStore: DriverStore + sealed::Known {}
@@ -100,23 +101,33 @@ pub(crate) struct NotOpen {
 }
 
 /// Fails unless the transaction is open. SeaORM rolls back all of it when an inner one cannot be begun, or when that is cut off,
-/// and some databases do so by themselves; what follows would be stored on its own.
-pub(crate) async fn expect_open<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction) -> Result<(), NotOpen> {
+/// and some databases do so by themselves; what follows would be stored on its own. One of the outbox on SQLite has a mark.
+pub(crate) async fn expect_open<S: SeaOrmStore>(
+    store: &S,
+    tx: &DatabaseTransaction,
+    mark: Option<Mark>,
+) -> Result<(), NotOpen> {
     let ended = || Err(NotOpen { error: Error::Refused(ROLLED_BACK.into()), ended: true });
     let unknown = |error| NotOpen { error: fault::classify(store, &[], error), ended: false };
-    match S::BACKEND {
+    match (S::BACKEND, mark) {
         // Refused outside of one, and in one that has failed.
-        DbBackend::Postgres => {
+        (DbBackend::Postgres, _) => {
             let asked = tx.execute_unprepared("SAVEPOINT posthaste_open; RELEASE SAVEPOINT posthaste_open").await;
             asked.map(drop).map_err(unknown)
         }
         // Refused in one, and changes nothing outside.
-        DbBackend::MySql => match tx.execute_unprepared("SET TRANSACTION READ WRITE").await {
+        (DbBackend::MySql, _) => match tx.execute_unprepared("SET TRANSACTION READ WRITE").await {
             Ok(_) => ended(),
             Err(error) if fault::code_of(&error).as_deref() == Some(IN_PROGRESS) => Ok(()),
             Err(error) => Err(unknown(error)),
         },
-        _ => match tx.execute_unprepared("BEGIN").await {
+        (_, Some(mark)) => match mark.is_there(tx).await {
+            Ok(true) => Ok(()),
+            Ok(false) => ended(),
+            Err(error) => Err(unknown(error)),
+        },
+        (_, None) if count::stands_in(tx).await.map_err(unknown)? => ended(),
+        (_, None) => match tx.execute_unprepared("BEGIN").await {
             Ok(_) => {
                 tx.execute_unprepared("ROLLBACK").await.map_err(unknown)?;
                 ended()
@@ -128,18 +139,25 @@ pub(crate) async fn expect_open<S: SeaOrmStore>(store: &S, tx: &DatabaseTransact
 }
 
 /// Whether it is certain that there is no transaction any more.
-pub(crate) async fn has_ended<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction) -> bool {
-    matches!(expect_open(store, tx).await, Err(NotOpen { ended: true, .. }))
+pub(crate) async fn has_ended<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction, mark: Option<Mark>) -> bool {
+    matches!(expect_open(store, tx, mark).await, Err(NotOpen { ended: true, .. }))
 }
 
 /// The number for a transaction that is in progress.
 const IN_PROGRESS: &str = "1568";
 
 /// Rolls back all of a transaction, also what somebody began inside of it and still has.
-pub(crate) async fn roll_back<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction) -> Result<(), Error> {
+pub(crate) async fn roll_back<S: SeaOrmStore>(
+    store: &S,
+    tx: DatabaseTransaction,
+    mark: Option<Mark>,
+) -> Result<(), Error> {
+    let classify = |error| fault::classify(store, &[], error);
     if S::BACKEND == DbBackend::Sqlite {
-        count::clear(&tx).await;
-        return Ok(());
+        let open = expect_open(store, &tx, mark).await.is_ok();
+        let rolled_back =
+            if open && count::is_alone(&tx).await { tx.rollback().await } else { count::clear(&tx).await };
+        return rolled_back.map_err(classify);
     }
     let sql = if S::BACKEND == DbBackend::Postgres { "ROLLBACK AND CHAIN" } else { "ROLLBACK" };
     match tx.execute_unprepared(sql).await {
@@ -151,7 +169,7 @@ pub(crate) async fn roll_back<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction
             Ok(())
         }
         Ok(_) => Ok(()),
-        Err(_) => tx.rollback().await.map_err(|error| fault::classify(store, &[], error)),
+        Err(_) => tx.rollback().await.map_err(classify),
     }
 }
 
@@ -163,21 +181,15 @@ pub(crate) async fn commit<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction) -
         DbBackend::MySql => COMMIT_MYSQL,
         _ => "COMMIT",
     };
+    // Asked before, as nobody can say it afterwards.
+    let alone = S::BACKEND != DbBackend::Sqlite || count::is_alone(&tx).await;
     let committed: Result<_, DbErr> = tx.execute_unprepared(sql).await;
     if S::BACKEND == DbBackend::Sqlite {
-        match &committed {
-            // SQLite has no chains, and its driver would not get over a rollback that is refused.
-            Ok(_) => {
-                if let Err(error) = tx.execute_unprepared(count::STAND_IN).await {
-                    tracing::warn!(%error, "a connection was left in an unknown state after its commit");
-                }
-            }
-            // Some errors leave the transaction open, others do not.
-            Err(_) => {
-                if has_ended(store, &tx).await {
-                    count::clear(&tx).await;
-                }
-            }
+        // SQLite has no chains, and its driver would not get over a rollback that is refused. Some errors of a commit leave the
+        // transaction open, others do not.
+        let left = if committed.is_ok() { count::follow(&tx, alone).await } else { count::clear(&tx).await };
+        if let Err(error) = left {
+            tracing::warn!(%error, "a connection was left in an unknown state after its commit");
         }
     }
     committed.map(drop).map_err(|error| fault::classify_commit(store, error))

@@ -10,17 +10,20 @@ use sea_orm::{
     TransactionTrait as _,
 };
 
-use crate::database::{SeaOrmStore, expect, has_ended};
+use crate::database::{SeaOrmStore, expect};
 use crate::insert::{Kept, Refused, insert};
 use crate::transaction::Transaction;
 use crate::{count, fault};
+
+/// How many connections are mended before one is asked for no more.
+const MOST_MISCOUNTED: usize = 100;
 
 /// Writes events in transactions of SeaORM. Every [`Outbox`] on a store in a database that SeaORM knows has it.
 pub trait OutboxExt {
     /// The store of the outbox.
     type Store: SeaOrmStore;
 
-    /// Begins a transaction in which entities and events go together. Entities run on `&*tx`.
+    /// Begins a transaction in which entities and events go together. Entities run on `&tx`.
     ///
     /// On SQLite it writes from the start (`BEGIN IMMEDIATE`): one that first read and then writes would be refused, without
     /// any waiting, if another wrote in between.
@@ -31,7 +34,7 @@ pub trait OutboxExt {
     /// # use sea_orm::{ConnectionTrait, DatabaseConnection};
     /// # async fn example(outbox: Outbox<PgStore>, db: DatabaseConnection) -> Result<(), Box<dyn std::error::Error>> {
     /// let mut tx = outbox.begin_on(&db).await?;
-    /// tx.execute_unprepared("UPDATE orders SET paid = true WHERE id = 42").await?; // or any entity, on `&*tx`
+    /// tx.execute_unprepared("UPDATE orders SET paid = true WHERE id = 42").await?; // or any entity, on `&tx`
     /// tx.write(Event::builder("OrderPaid").aggregate("Order", 42).json_text("{}")).await?;
     /// tx.commit().await?; // delivered from here on
     /// # Ok(())
@@ -40,7 +43,7 @@ pub trait OutboxExt {
     ///
     /// # Errors
     /// When the connection is to another kind of database than the outbox's; when the database cannot be reached or is busy for
-    /// too long.
+    /// too long; on SQLite, when the connection cannot be freed of a transaction that others have left on it.
     ///
     /// # Cancellation
     /// Safe: a transaction that was begun and that nobody waits for any more is rolled back.
@@ -127,7 +130,14 @@ pub trait OutboxExt {
     ///
     /// # Errors
     /// When the event is not acceptable or the database does not take it; when the transaction is one of another kind of
-    /// database than the outbox's, and nothing is written.
+    /// database than the outbox's, and nothing is written; when the database has rolled the transaction back by itself.
+    ///
+    /// In the last case, on SQLite, another transaction takes the place of the one that is gone. It takes no events, its commit
+    /// fails, and with its rollback the connection is as good as new. Statements that came between SQLite's rollback and the
+    /// write are stored on their own; [`begin_on`](Self::begin_on) has a transaction that can refuse them. If foreign keys are not
+    /// enforced, which sqlx does unless it is told otherwise, nothing takes that place: the commit fails as well, but what comes
+    /// before it is stored on its own, and the connection stays with a driver that counts a transaction too many, until
+    /// `begin_on` mends it.
     ///
     /// # Cancellation
     /// Whether the event was inserted is then open; roll the transaction back. On MySQL, sqlx may lose its place in the
@@ -166,18 +176,22 @@ impl<S: SeaOrmStore> OutboxExt for Outbox<S> {
         // sqlx forgets a BEGIN whose answer nobody waited for, and its connection would return to the pool inside of it.
         let db = db.clone();
         let begin = async move {
-            loop {
+            if S::BACKEND != DbBackend::Sqlite {
+                return Ok((db.begin_with_options(options).await?, None));
+            }
+            for _ in 0..MOST_MISCOUNTED {
                 let tx = db.begin_with_options(options).await?;
-                if S::BACKEND != DbBackend::Sqlite || !count::is_inner(&tx).await {
-                    return Ok(tx);
+                if let Some(mark) = count::mark(&tx).await {
+                    return Ok((tx, Some(mark)));
                 }
                 // It goes back to the pool as one that is as good as new.
-                count::clear(&tx).await;
+                count::clear(&tx).await?;
             }
+            Err(count::miscounted())
         };
         let begun = self.finish(begin).await;
-        let tx = begun.map_err(|error| fault::classify(self.store(), &[], error))?;
-        Ok(Transaction::new(self.clone(), tx))
+        let (tx, mark) = begun.map_err(|error| fault::classify(self.store(), &[], error))?;
+        Ok(Transaction::new(self.clone(), tx, mark))
     }
 
     async fn transaction_on<T, E: From<TransactionError>>(
@@ -211,11 +225,11 @@ impl<S: SeaOrmStore> OutboxExt for Outbox<S> {
             DbBackend::Postgres => self.prepare(events)?,
             _ => self.prepare_nested(events)?,
         };
-        match insert(self.store(), tx, receipt.rows_to_insert()).await {
+        match insert(self.store(), tx, None, receipt.rows_to_insert()).await {
             Ok(Kept::Surely) => Ok(receipt),
             Ok(Kept::Perhaps) => Ok(receipt.nested()),
-            Err(Refused { error, partly, .. }) => {
-                if S::BACKEND == DbBackend::Sqlite && has_ended(self.store(), tx).await {
+            Err(Refused { error, partly, ended }) => {
+                if S::BACKEND == DbBackend::Sqlite && ended {
                     count::stand_in(tx).await;
                 }
                 let error = WriteError::of_store(receipt.rows_to_insert(), error);

@@ -7,7 +7,8 @@ use posthaste_core::store::{Error, NewRow};
 use posthaste_sql::driver::{Insert, Parameter};
 use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, Statement, Value};
 
-use crate::database::{NotOpen, SeaOrmStore, expect, expect_open, quoted};
+use crate::count::Mark;
+use crate::database::{NotOpen, SeaOrmStore, expect, expect_open, has_ended, quoted};
 use crate::fault;
 
 /// The most ids of a question: a statement of any database has room for them.
@@ -40,18 +41,27 @@ impl Refused {
     fn unless_undone(error: Error, undone: bool) -> Self {
         Self { error, partly: !undone, ended: false }
     }
+
+    /// The same, unless the insert has ended the transaction: then nothing is in it. PostgreSQL never does that.
+    async fn unless_ended<S: SeaOrmStore>(self, store: &S, tx: &DatabaseTransaction, mark: Option<Mark>) -> Self {
+        if S::BACKEND != DbBackend::Postgres && has_ended(store, tx, mark).await {
+            return Self { partly: false, ended: true, ..self };
+        }
+        self
+    }
 }
 
 /// Inserts rows: all of them, or none.
 pub(crate) async fn insert<S: SeaOrmStore>(
     store: &S,
     tx: &DatabaseTransaction,
+    mark: Option<Mark>,
     rows: &[NewRow],
 ) -> Result<Kept, Refused> {
     let untouched = |error| Refused::unless_undone(error, true);
     expect::<S>(tx.get_database_backend()).map_err(untouched)?;
     if !rows.is_empty() {
-        expect_open(store, tx).await?;
+        expect_open(store, tx, mark).await?;
     }
     let inserts = store.inserts(rows);
     // Set by hand: one of SeaORM's takes the transaction along when it is cut off. PostgreSQL undoes all that came before.
@@ -72,13 +82,14 @@ pub(crate) async fn insert<S: SeaOrmStore>(
                 if S::BACKEND == DbBackend::Sqlite && undone {
                     error = named(store, tx, rows, error).await;
                 }
-                return Err(Refused::unless_undone(error, undone));
+                return Err(Refused::unless_undone(error, undone).unless_ended(store, tx, mark).await);
             }
         }
     }
     if savepoint && let Err(error) = tx.execute_unprepared("RELEASE SAVEPOINT posthaste_insert").await {
         let undone = undo(tx).await;
-        return Err(Refused::unless_undone(fault::classify(store, &[], error), undone));
+        let refused = Refused::unless_undone(fault::classify(store, &[], error), undone);
+        return Err(refused.unless_ended(store, tx, mark).await);
     }
     Ok(kept)
 }

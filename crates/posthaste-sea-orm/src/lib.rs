@@ -39,7 +39,7 @@
 //!         .await?;
 //!
 //!     let mut tx = outbox.begin_on(&db).await?;
-//!     let order = order::ActiveModel { total: Set(1990), ..Default::default() }.insert(&*tx).await?;
+//!     let order = order::ActiveModel { total: Set(1990), ..Default::default() }.insert(&tx).await?;
 //!     tx.write(Event::builder("OrderPlaced").aggregate("Order", order.id).json_text("{}")).await?;
 //!     tx.commit().await?; // both are stored, or neither; from here on it is delivered
 //!

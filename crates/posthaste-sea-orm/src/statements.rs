@@ -1,20 +1,32 @@
 //! Statements on a transaction, so that entities run on it behind any reference.
 
-use std::future::{Future, ready};
+use std::future::Future;
+use std::mem::forget;
 use std::pin::Pin;
 
-use sea_orm::{ConnectionTrait, DbBackend, DbErr, ExecResult, QueryResult, Statement};
+use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, DbErr, ExecResult, QueryResult, Statement};
 
 use crate::database::SeaOrmStore;
 use crate::savepoint::Savepoint;
-use crate::transaction::Transaction;
+use crate::transaction::{Transaction, gone};
 
 /// What a method of SeaORM's trait gives.
 type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, DbErr>> + Send + 'a>>;
 
-/// The answer of a transaction that has ended.
-fn refused<'a, T: Send + 'a>(error: DbErr) -> Answer<'a, T> {
-    Box::pin(ready(Err(error)))
+/// The answer to a statement on SeaORM's transaction, unless that has ended.
+fn answer<'a, S: SeaOrmStore, T: Send>(
+    tx: &'a Transaction<S>,
+    statement: impl FnOnce(&'a DatabaseTransaction) -> Answer<'a, T> + Send + 'a,
+) -> Answer<'a, T> {
+    let (store, own) = (tx.outbox.store(), tx.own.as_ref());
+    Box::pin(async move {
+        let own = own.ok_or_else(gone)?;
+        let statement = statement(own.connection_in_order(store).await?);
+        let question = own.question();
+        let answer = statement.await?;
+        forget(question);
+        Ok(answer)
+    })
 }
 
 macro_rules! on {
@@ -29,7 +41,7 @@ macro_rules! on {
                 's: 'a,
                 Self: 'a,
             {
-                self.connection().map_or_else(refused, |tx| tx.execute_raw(statement))
+                answer(self, move |tx| tx.execute_raw(statement))
             }
 
             fn execute_unprepared<'s, 'q, 'a>(&'s self, sql: &'q str) -> Answer<'a, ExecResult>
@@ -38,7 +50,7 @@ macro_rules! on {
                 'q: 'a,
                 Self: 'a,
             {
-                self.connection().map_or_else(refused, |tx| tx.execute_unprepared(sql))
+                answer(self, move |tx| tx.execute_unprepared(sql))
             }
 
             fn query_one_raw<'s, 'a>(&'s self, statement: Statement) -> Answer<'a, Option<QueryResult>>
@@ -46,7 +58,7 @@ macro_rules! on {
                 's: 'a,
                 Self: 'a,
             {
-                self.connection().map_or_else(refused, |tx| tx.query_one_raw(statement))
+                answer(self, move |tx| tx.query_one_raw(statement))
             }
 
             fn query_all_raw<'s, 'a>(&'s self, statement: Statement) -> Answer<'a, Vec<QueryResult>>
@@ -54,7 +66,7 @@ macro_rules! on {
                 's: 'a,
                 Self: 'a,
             {
-                self.connection().map_or_else(refused, |tx| tx.query_all_raw(statement))
+                answer(self, move |tx| tx.query_all_raw(statement))
             }
         }
     };

@@ -4,24 +4,31 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 
 use posthaste_core::store::{CommitError, Error, NewRow};
 use posthaste_core::{EventId, IntoEvent, Outbox, Receipt, WriteError};
 use sea_orm::{DatabaseTransaction, DbBackend, DbErr, RuntimeErr};
 
+use crate::count::Mark;
 use crate::database::{NotOpen, SeaOrmStore, commit, expect_open, roll_back};
 use crate::insert::{Kept, Refused, are_there, insert};
 
 /// A transaction of SeaORM's in which entities and events go together. From
 /// [`begin_on`](crate::OutboxExt::begin_on) and [`transaction_on`](crate::OutboxExt::transaction_on).
 ///
-/// Entities run on `&*tx`: it dereferences to SeaORM's [`DatabaseTransaction`], and behind a reference it is a connection of
-/// SeaORM's itself. Dropping it rolls back.
+/// Entities run on `&tx`, for it is a connection of SeaORM's. It dereferences to SeaORM's [`DatabaseTransaction`], too. Dropping it
+/// rolls back.
 ///
 /// It may end before its time: when a call in it was cut off, when a savepoint in it failed, or when the database has rolled it
 /// back. Calls of this type are refused from then on, and so are statements on `&tx`. `&*tx` panics, because SeaORM's
 /// transaction is gone.
+///
+/// MySQL rolls back after a deadlock, and SQLite after an `INSERT OR ROLLBACK` or when the disk is full; what comes next would be
+/// stored on its own. So after a statement on `&tx` that failed, the next one is run only if the transaction is still open. What is
+/// done on `&*tx` is SeaORM's affair: between such an error and the next call of this type it is stored on its own. The commit is
+/// refused in either case.
 ///
 /// What SeaORM's own `begin` has begun inside of it should have ended before its commit. What has not is committed, too.
 ///
@@ -38,21 +45,21 @@ pub(crate) struct Own {
     /// Those that are open, the innermost last. Before the transaction around them.
     pub(crate) savepoints: Vec<DatabaseTransaction>,
     tx: DatabaseTransaction,
+    /// On SQLite.
+    mark: Option<Mark>,
+    /// How many statements on it have failed or were cut off.
+    failed: AtomicUsize,
+    /// After how many of them it was open.
+    open_after: AtomicUsize,
     /// After the transaction, so that its rollback is under way when it is told.
     pub(crate) written: Written,
 }
 
 impl<S: SeaOrmStore> Transaction<S> {
-    /// SeaORM's, unless it has ended.
-    pub(crate) fn connection(&self) -> Result<&DatabaseTransaction, DbErr> {
-        match &self.own {
-            Some(own) => Ok(own.connection()),
-            None => Err(DbErr::Conn(RuntimeErr::Internal(ENDED.to_owned()))),
-        }
-    }
-
-    pub(crate) fn new(outbox: Outbox<S>, tx: DatabaseTransaction) -> Self {
-        Self { outbox, own: Some(Own { savepoints: Vec::new(), tx, written: Written::default() }) }
+    pub(crate) fn new(outbox: Outbox<S>, tx: DatabaseTransaction, mark: Option<Mark>) -> Self {
+        let (failed, open_after) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let own = Own { savepoints: Vec::new(), tx, mark, failed, open_after, written: Written::default() };
+        Self { outbox, own: Some(own) }
     }
 
     /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
@@ -125,11 +132,29 @@ impl Own {
         &self.tx
     }
 
+    /// SeaORM's, unless a statement has failed and the transaction is not open any more.
+    pub(crate) async fn connection_in_order<S: SeaOrmStore>(&self, store: &S) -> Result<&DatabaseTransaction, DbErr> {
+        let failed = self.failed.load(Ordering::Acquire);
+        // PostgreSQL says so itself.
+        if S::BACKEND != DbBackend::Postgres && failed != self.open_after.load(Ordering::Acquire) {
+            if let Err(NotOpen { error, ended }) = expect_open(store, &self.tx, self.mark).await {
+                return Err(if ended { gone() } else { DbErr::Conn(RuntimeErr::Internal(error.to_string())) });
+            }
+            self.open_after.fetch_max(failed, Ordering::AcqRel);
+        }
+        Ok(&self.tx)
+    }
+
+    /// To be kept while a statement runs, and forgotten when it has succeeded.
+    pub(crate) fn question(&self) -> Question<'_> {
+        Question(&self.failed)
+    }
+
     /// The same, unless SQLite has rolled it back. A savepoint would begin another one then, and its end store what is in it.
     /// Elsewhere the database refuses the savepoint, or what is written in it.
     pub(crate) async fn still_open<S: SeaOrmStore>(self, store: &S) -> Result<Self, Error> {
         if S::BACKEND == DbBackend::Sqlite
-            && let Err(NotOpen { error, ended: true }) = expect_open(store, &self.tx).await
+            && let Err(NotOpen { error, ended: true }) = expect_open(store, &self.tx, self.mark).await
         {
             self.give_up(store).await;
             return Err(error);
@@ -143,7 +168,8 @@ impl Own {
         store: &S,
         receipt: Receipt,
     ) -> (Option<Self>, Result<Vec<EventId>, WriteError>) {
-        let Refused { error, partly, ended } = match insert(store, &self.tx, receipt.rows_to_insert()).await {
+        let Refused { error, partly, ended } = match insert(store, &self.tx, self.mark, receipt.rows_to_insert()).await
+        {
             Ok(kept) => {
                 let ids = receipt.ids();
                 self.written.0.push((receipt, kept));
@@ -167,14 +193,14 @@ impl Own {
     async fn commit<S: SeaOrmStore>(self, store: &S) -> Result<(), CommitError> {
         // PostgreSQL says so itself when it is asked to commit.
         if S::BACKEND != DbBackend::Postgres
-            && let Err(NotOpen { error, ended }) = expect_open(store, &self.tx).await
+            && let Err(NotOpen { error, ended }) = expect_open(store, &self.tx, self.mark).await
         {
             if ended {
                 self.give_up(store).await;
             }
             return Err(CommitError::NotCommitted(error));
         }
-        let Self { savepoints, tx, mut written } = self;
+        let Self { savepoints, tx, mut written, .. } = self;
         // A savepoint of SeaORM's that was undone, or an error after which the database has rolled back by itself.
         let all = are_there(store, &tx, written.in_doubt()).await.map_err(CommitError::NotCommitted)?;
         let receipt = written.take_receipt(all);
@@ -191,9 +217,9 @@ impl Own {
     }
 
     async fn rollback<S: SeaOrmStore>(self, store: &S) -> Result<(), Error> {
-        let Self { savepoints, tx, written } = self;
+        let Self { savepoints, tx, mark, written, .. } = self;
         drop(savepoints);
-        let rolled_back = roll_back(store, tx).await;
+        let rolled_back = roll_back(store, tx, mark).await;
         drop(written);
         rolled_back
     }
@@ -206,16 +232,25 @@ impl Own {
     }
 }
 
+/// Dropped, it calls into question whether the transaction is open.
+pub(crate) struct Question<'t>(&'t AtomicUsize);
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
 impl<S: SeaOrmStore> Drop for Transaction<S> {
     fn drop(&mut self) {
         // If SQLite has rolled it back by itself, the driver needs help.
         if S::BACKEND == DbBackend::Sqlite
-            && let Some(Own { savepoints, tx, written }) = self.own.take()
+            && let Some(Own { savepoints, tx, mark, written, .. }) = self.own.take()
         {
             let outbox = self.outbox.clone();
             let rollback = self.outbox.finish(async move {
                 drop(savepoints);
-                roll_back(outbox.store(), tx).await
+                roll_back(outbox.store(), tx, mark).await
             });
             // What was begun goes on as a task.
             drop(pin!(rollback).poll(&mut Context::from_waker(Waker::noop())));
@@ -283,4 +318,9 @@ const ENDED: &str = "the transaction has ended, because a call in it was cut off
 
 pub(crate) fn ended() -> Error {
     Error::Refused(ENDED.into())
+}
+
+/// The same, to who expects an error of SeaORM's.
+pub(crate) fn gone() -> DbErr {
+    DbErr::Conn(RuntimeErr::Internal(ENDED.to_owned()))
 }

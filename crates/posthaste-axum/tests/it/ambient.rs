@@ -8,6 +8,7 @@ use posthaste_axum::AmbientTxLayer;
 use posthaste_conformance::no_interval;
 use posthaste_conformance::testing::{Journal, eventually};
 use posthaste_core::Outbox;
+use posthaste_core::outbox::NoTransaction;
 use posthaste_core::testing::{Call, Fault, Gate, within};
 use tokio::sync::mpsc;
 use tracing::Level;
@@ -15,6 +16,7 @@ use tracing::Level;
 use crate::support::{Server, Shop, Store, World, event_id, placed, told};
 
 crate::tests! { postgres: PgFixture, sqlite: SqliteFixture => ambient {
+    case_09_without_the_layer,
     ends_as_the_answer_says,
     database_away,
     panic_and_client_that_leaves,
@@ -44,6 +46,24 @@ fn app<F: Shop>(world: &World<F>) -> Router {
         .route("/orders/{id}/{status}", post(place::<F>))
         .layer(AmbientTxLayer::new(world.outbox.clone()))
         .with_state(world.outbox.clone())
+}
+
+/// A route that is added after the layer is outside of it: there is no connection to be had, and nothing is written.
+async fn case_09_without_the_layer<F: Shop>() {
+    let world = World::<F>::new().await;
+    let handler = async |State(outbox): State<Outbox<Store<F>>>| {
+        assert_eq!(outbox.current().err(), Some(NoTransaction::Outside));
+        outbox.write_current(placed(1)).await.unwrap_err().to_string()
+    };
+    let layer = AmbientTxLayer::new(world.outbox.clone());
+    let app = Router::new().layer(layer).route("/", post(handler)).with_state(world.outbox.clone());
+    let answer = Server::start(app).await.post("/").await;
+    assert_eq!(answer.status, 200);
+    assert!(answer.body.contains("no transaction of this outbox is open in this task"), "{answer:?}");
+    assert_eq!(world.faults.count(Call::Begin), 0);
+    world.assert_nothing_stored().await;
+    assert_eq!(world.witness.told(), []);
+    world.close().await;
 }
 
 async fn ends_as_the_answer_says<F: Shop>() {

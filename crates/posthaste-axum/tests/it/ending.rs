@@ -9,11 +9,11 @@ use axum::routing::post;
 use futures_util::FutureExt;
 use posthaste_axum::{Tx, TxLayer};
 use posthaste_conformance::no_interval;
-use posthaste_conformance::testing::{Journal, Witness};
+use posthaste_conformance::testing::Journal;
 use posthaste_core::hook::HookError;
 use posthaste_core::listener::Path;
 use posthaste_core::store::NewRow;
-use posthaste_core::testing::{Call, Fault, Gate};
+use posthaste_core::testing::{Call, Fault, Faulty, Gate};
 use posthaste_core::{Event, EventId, MemoryStore, Options, Outbox, Status, WriteHook};
 use tower::ServiceExt;
 use tracing::Level;
@@ -31,6 +31,10 @@ crate::tests! { postgres: PgFixture, sqlite: SqliteFixture, mariadb: MariaDbFixt
     case_11_success_and_redirection_commit,
     case_11_one_call_per_request,
     case_12_broken_hook,
+    case_13_hook_changes_events,
+    case_13_hook_takes_all,
+    case_14_ten_thousand,
+    case_14_nothing,
     case_15_full_hot_queue,
     case_16_delayed_event,
     case_17_writer_only,
@@ -252,21 +256,99 @@ impl WriteHook for Broken {
 
 async fn case_12_broken_hook<F: Shop>() {
     let journal = Journal::keep();
-    let fixture = F::create().await;
-    fixture.execute("CREATE TABLE orders (id BIGINT PRIMARY KEY)").await;
-    let (store, _) = posthaste_core::testing::Faulty::new(fixture.store());
-    let (tap, mut inbox) = posthaste_conformance::Tap::new();
-    let witness = Witness::default();
-    let outbox =
-        Outbox::builder(store).options(no_interval()).hook(Broken).hook(witness.clone()).listen_all(tap).start();
-    let outbox = outbox.await.unwrap();
-    let app =
-        Router::new().route("/orders/{id}/{status}", post(place::<F>)).layer(TxLayer::<Store<F>>::new(outbox.clone()));
-    assert_eq!(Server::start(app).await.post("/orders/1/201").await.status, 201);
+    let mut world = World::<F>::with_hook(F::create().await, no_interval(), Broken).await;
+    assert_eq!(Server::start(world.app()).await.post("/orders/1/201").await.status, 201);
     journal.assert_has(Level::ERROR, "hook panicked");
-    assert_eq!(witness.told(), [told("commit", [1])]);
-    assert_eq!(inbox.next().await.id().as_str(), event_id(1));
-    outbox.shutdown().await;
+    assert_eq!(world.witness.told(), [told("commit", [1])]);
+    assert_eq!(world.inbox.next().await.id().as_str(), event_id(1));
+    world.close().await;
+}
+
+/// Says nothing of the second order, and signs the others.
+struct Clerk;
+
+impl WriteHook for Clerk {
+    fn before_write(&self, rows: &mut Vec<NewRow>) -> Result<(), HookError> {
+        rows.retain(|row| row.event.aggregate_id() != Some("2"));
+        for row in rows {
+            row.event = row.event.to_builder().header("clerk", "seen").build()?;
+        }
+        Ok(())
+    }
+}
+
+/// What the hook has left of a request's events is what its handler is told, what is stored, and what is delivered.
+async fn case_13_hook_changes_events<F: Shop>() {
+    let options = Options { workers: 1, ..no_interval() };
+    let mut world = World::<F>::with_hook(F::create().await, options, Clerk).await;
+    let handler = async |mut tx: Tx<Store<F>>| {
+        let ids = tx.write_all((1..=3).map(placed)).await.unwrap();
+        ids.iter().map(EventId::as_str).collect::<Vec<_>>().join(" and ")
+    };
+    let app = Router::new().route("/", post(handler)).layer(world.layer());
+    let answer = Server::start(app).await.post("/").await;
+    assert_eq!((answer.status, &*answer.body), (200, "order-1 and order-3"));
+    assert_eq!(world.witness.told(), [told("commit", [1, 3])]);
+    assert_eq!(world.counts().await.total(), 2);
+    for id in [1, 3] {
+        let delivered = world.inbox.next().await;
+        assert_eq!((delivered.id().as_str(), delivered.header("clerk")), (&*event_id(id), Some("seen")));
+        let stored = world.outbox.admin().find(delivered.id()).await.unwrap().unwrap();
+        assert_eq!(stored.event.unwrap().headers(), delivered.headers());
+    }
+    world.close().await;
+}
+
+/// Nothing is written, and the rest of the request is committed.
+async fn case_13_hook_takes_all<F: Shop>() {
+    let world = World::<F>::with_hook(F::create().await, no_interval(), Clerk).await;
+    let handler = async |mut tx: Tx<Store<F>>| {
+        F::place(&mut tx, 2).await.unwrap();
+        assert_eq!(tx.write(placed(2)).await.unwrap(), None);
+        assert!(tx.write_all([placed(2), placed(2)]).await.unwrap().is_empty());
+        StatusCode::CREATED
+    };
+    let app = Router::new().route("/", post(handler)).layer(world.layer());
+    assert_eq!(Server::start(app).await.post("/").await.status, 201);
+    assert_eq!((world.fixture.orders().await, world.counts().await.total()), (1, 0));
+    assert_eq!(world.witness.told(), []);
+    assert_eq!(world.faults.count(Call::Commit), 1);
+    world.close().await;
+}
+
+/// More than a statement has parameters, in one request.
+async fn case_14_ten_thousand<F: Shop>() {
+    let fixture = F::create().await;
+    let (store, faults) = Faulty::new(fixture.store());
+    let outbox = Outbox::writer_only(store).start().await.unwrap();
+    let many = async |mut tx: Tx<Store<F>>| {
+        let ids = tx.write_all((1..=10_000).map(placed)).await.unwrap();
+        ids.len().to_string()
+    };
+    let app = Router::new().route("/many", post(many)).layer(TxLayer::<Store<F>>::new(outbox.clone()));
+    let answer = Server::start(app).await.post("/many").await;
+    assert_eq!((answer.status, &*answer.body), (200, "10000"));
+    assert_eq!((faults.count(Call::Begin), faults.count(Call::Commit)), (1, 1));
+    assert_eq!(outbox.admin().counts().await.unwrap().new, 10_000);
+    for id in [1, 512, 513, 10_000] {
+        let row = outbox.admin().find(&EventId::new(event_id(id)).unwrap()).await.unwrap().unwrap();
+        assert_eq!(row.event.unwrap().aggregate_id(), Some(&*id.to_string()));
+    }
+    fixture.assert_no_open_transaction().await;
+}
+
+/// No events are no write, and no error.
+async fn case_14_nothing<F: Shop>() {
+    let world = World::<F>::new().await;
+    let handler = async |mut tx: Tx<Store<F>>| {
+        assert!(tx.write_all([] as [Event; 0]).await.unwrap().is_empty());
+        F::place(&mut tx, 1).await.unwrap();
+    };
+    let app = Router::new().route("/", post(handler)).layer(world.layer());
+    assert_eq!(Server::start(app).await.post("/").await.status, 200);
+    assert_eq!((world.fixture.orders().await, world.counts().await.total()), (1, 0));
+    assert_eq!(world.witness.told(), []);
+    world.close().await;
 }
 
 async fn case_15_full_hot_queue<F: Shop>() {
@@ -299,7 +381,7 @@ async fn case_16_delayed_event<F: Shop>() {
 async fn case_17_writer_only<F: Shop>() {
     let fixture = F::create().await;
     fixture.execute("CREATE TABLE orders (id BIGINT PRIMARY KEY)").await;
-    let (store, faults) = posthaste_core::testing::Faulty::new(fixture.store());
+    let (store, faults) = Faulty::new(fixture.store());
     let outbox = Outbox::writer_only(store).start().await.unwrap();
     let app =
         Router::new().route("/orders/{id}/{status}", post(place::<F>)).layer(TxLayer::<Store<F>>::new(outbox.clone()));

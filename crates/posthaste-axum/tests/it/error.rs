@@ -15,7 +15,7 @@ use crate::support::{Server, Shop, Store, World, place, placed, told};
 
 crate::tests! { postgres: PgFixture, sqlite: SqliteFixture, mariadb: MariaDbFixture => error {
     database_away,
-    without_the_layer,
+    case_09_without_the_layer,
     response_of_the_users_own,
     handler_looks_at_the_error,
     transaction_that_has_ended,
@@ -38,7 +38,7 @@ async fn database_away<F: Shop>() {
     world.outbox.shutdown().await;
 }
 
-async fn without_the_layer<F: Shop>() {
+async fn case_09_without_the_layer<F: Shop>() {
     let journal = Journal::keep();
     let world = World::<F>::new().await;
     // A route that is added after the layer is outside of it.

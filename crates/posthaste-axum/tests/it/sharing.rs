@@ -20,7 +20,7 @@ crate::tests! { postgres: PgFixture, sqlite: SqliteFixture => sharing {
     middleware_that_keeps_it,
     middleware_that_passes_it_on,
     task_that_outlives_the_handler,
-    asked_for_after_the_end,
+    case_09_after_the_end_of_the_request,
     two_layers,
     begun_when_the_handler_says_so,
 } }
@@ -106,7 +106,7 @@ async fn task_that_outlives_the_handler<F: Shop>() {
 }
 
 /// Something has kept the request beyond its end. It gets nothing, and begins nothing.
-async fn asked_for_after_the_end<F: Shop>() {
+async fn case_09_after_the_end_of_the_request<F: Shop>() {
     let world = World::<F>::new().await;
     let kept = Arc::new(Mutex::new(None::<Request>));
     let handler = async |Extension(kept): Extension<Arc<Mutex<Option<Request>>>>, request: Request| {

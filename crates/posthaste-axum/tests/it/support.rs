@@ -13,7 +13,7 @@ use posthaste_conformance::{
 };
 use posthaste_core::store::{Counts, WriteStore};
 use posthaste_core::testing::{Faults, Faulty};
-use posthaste_core::{Event, EventBuilder, Options, Outbox};
+use posthaste_core::{Event, EventBuilder, Options, Outbox, WriteHook};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -66,6 +66,11 @@ impl<F: Shop> World<F> {
     }
 
     pub(crate) async fn on(fixture: F, options: Options) -> Self {
+        Self::with_hook(fixture, options, Silent).await
+    }
+
+    /// The hook comes before the witness.
+    pub(crate) async fn with_hook(fixture: F, options: Options, hook: impl WriteHook) -> Self {
         fixture.execute("CREATE TABLE orders (id BIGINT PRIMARY KEY)").await;
         let (store, faults) = Faulty::new(fixture.store());
         let (tap, inbox) = Tap::new();
@@ -73,6 +78,7 @@ impl<F: Shop> World<F> {
         let outbox = Outbox::builder(store)
             .options(options)
             .metrics(meter.clone())
+            .hook(hook)
             .hook(witness.clone())
             .listen_all(tap)
             .start()
@@ -107,6 +113,10 @@ impl<F: Shop> World<F> {
         self.fixture.assert_no_open_transaction().await;
     }
 }
+
+struct Silent;
+
+impl WriteHook for Silent {}
 
 pub(crate) async fn place<F: Shop>(
     mut tx: Tx<Store<F>>,

@@ -1,36 +1,17 @@
 //! Futures that are dropped half-way.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
+use std::slice::from_ref;
 
+use posthaste_conformance::testing::{Witness, cut_short, event, told};
 use posthaste_core::Outbox;
 use posthaste_sea_orm::{OutboxExt, SeaOrmStore};
 use sea_orm::DatabaseConnection;
 
 use crate::order::{place, placed};
-use crate::support::{Sea, Shop, Witness, event, rows, told, with_orders};
+use crate::support::{Sea, Shop, rows, with_orders};
 
 crate::tests! {
     every: case_19_cut_anywhere, case_19_cut_begin, case_19_cut_savepoint, case_19_cut_inner, case_19_commit_goes_on
-}
-
-/// Polls a future that many times and then drops it. Its output, if it came to its end before.
-pub(crate) async fn cut_short<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
-    let mut future = pin!(future);
-    let mut left = polls;
-    poll_fn(|context| {
-        if left == 0 {
-            return Poll::Ready(None);
-        }
-        left -= 1;
-        let polled = future.as_mut().poll(context).map(Some);
-        if polled.is_pending() && left == 0 {
-            return Poll::Ready(None);
-        }
-        polled
-    })
-    .await
 }
 
 /// Drops a call after one poll, after two, and so on until it comes to its end, on a pool of one connection. After each,
@@ -107,7 +88,7 @@ async fn case_19_cut_savepoint<F: Sea>() {
         tx.write(event("Late")).await.unwrap_err();
         tx.commit().await.unwrap_err();
         shop.fixture.assert_no_open_transaction().await;
-        assert_eq!(shop.witness.told(), [told("rollback", &[&undone])]);
+        assert_eq!(shop.witness.told(), [told("rollback", from_ref(&undone))]);
     }
     assert_eq!(shop.rows().await, 0);
     shop.close().await;
@@ -153,6 +134,6 @@ async fn case_19_commit_goes_on<F: Sea>() {
     cut_short(1, tx.commit()).await;
     assert_eq!(shop.inbox.next().await.id(), committed.id());
     assert_eq!(placed(&shop.db).await, [1]);
-    assert_eq!(shop.witness.told(), [told("commit", &[&committed])]);
+    assert_eq!(shop.witness.told(), [told("commit", from_ref(&committed))]);
     shop.close().await;
 }

@@ -1,14 +1,16 @@
 //! A transaction around a closure.
 
+use std::slice::from_ref;
+
+use posthaste_conformance::testing::{cut_short, event, told};
 use posthaste_core::outbox::TransactionError;
 use posthaste_core::store::CommitError;
 use posthaste_core::{Outbox, WriteError};
 use posthaste_sea_orm::{OutboxExt, SeaOrmStore};
 use sea_orm::{DatabaseConnection, DbErr};
 
-use crate::cancel::cut_short;
 use crate::order::{place, placed};
-use crate::support::{Sea, Shop, event, told};
+use crate::support::{Sea, Shop};
 
 crate::tests! { every: commits, rolls_back, rolls_back_after_a_panic, refuses_what_was_cut_off, runs_in_a_task }
 
@@ -54,7 +56,7 @@ async fn commits<F: Sea>() {
         .await
         .unwrap();
     assert_eq!((id, placed(&shop.db).await), (7, vec![7]));
-    assert_eq!(shop.witness.told(), [told("commit", &[&placed_event])]);
+    assert_eq!(shop.witness.told(), [told("commit", from_ref(&placed_event))]);
     assert_eq!(shop.inbox.next().await.id(), placed_event.id());
     shop.close().await;
 }
@@ -71,7 +73,7 @@ async fn rolls_back<F: Sea>() {
         })
         .await;
     assert!(matches!(done, Err(Failed::Order)), "{done:?}");
-    assert_eq!(shop.witness.told(), [told("rollback", &[&undone])]);
+    assert_eq!(shop.witness.told(), [told("rollback", from_ref(&undone))]);
     assert_eq!((shop.rows().await, placed(&shop.db).await), (0, vec![]));
     shop.close().await;
 }
@@ -94,7 +96,7 @@ async fn rolls_back_after_a_panic<F: Sea>() {
         }
     };
     assert!(tokio::spawn(panics).await.unwrap_err().is_panic());
-    assert_eq!(shop.witness.told(), [told("rollback", &[&undone])]);
+    assert_eq!(shop.witness.told(), [told("rollback", from_ref(&undone))]);
     assert_eq!(shop.rows().await, 0);
     shop.close().await;
 }

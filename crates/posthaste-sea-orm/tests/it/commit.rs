@@ -1,5 +1,8 @@
 //! Commits that are refused.
 
+use std::slice::from_ref;
+
+use posthaste_conformance::testing::{event, event_with_id, told};
 use posthaste_conformance::{PgFixture, SqliteFixture};
 use posthaste_core::CommitError;
 use posthaste_core::store::Error;
@@ -7,7 +10,7 @@ use posthaste_sea_orm::OutboxExt;
 use sea_orm::ConnectionTrait;
 
 use crate::order::{place, placed};
-use crate::support::{Sea, Shop, event, event_with_id, told};
+use crate::support::{Sea, Shop};
 
 /// MariaDB has no constraints that are checked in the end.
 mod postgres {
@@ -29,7 +32,7 @@ async fn case_10_failed_commit<F: Sea>() {
     tx.write(&undone).await.unwrap();
     let error = tx.commit().await.unwrap_err();
     assert!(matches!(error, CommitError::NotCommitted(Error::Refused(_))), "{error:?}");
-    assert_eq!(shop.witness.told(), [told("rollback", &[&undone])]);
+    assert_eq!(shop.witness.told(), [told("rollback", from_ref(&undone))]);
     assert_eq!((shop.rows().await, placed(&shop.db).await), (0, vec![]));
     shop.close().await;
 }
@@ -47,7 +50,7 @@ async fn case_10_failed_statement() {
         tx.execute_unprepared("INSERT INTO nowhere VALUES (1)").await.unwrap_err();
         let error = tx.commit().await.unwrap_err();
         assert!(matches!(error, CommitError::NotCommitted(Error::Refused(_))), "{error:?}");
-        assert_eq!(shop.witness.told(), [told("rollback", &undone.each_ref()[..writes])]);
+        assert_eq!(shop.witness.told(), [told("rollback", &undone[..writes])]);
         assert_eq!((shop.rows().await, placed(&shop.db).await), (0, vec![]));
     }
     shop.close().await;

@@ -1,11 +1,12 @@
 //! Savepoints that SeaORM sets, of which the outbox is not told.
 
+use posthaste_conformance::testing::{event, told};
 use posthaste_core::listener::Path;
 use posthaste_sea_orm::OutboxExt;
 use sea_orm::TransactionTrait;
 
 use crate::order::{place, placed};
-use crate::support::{Sea, Shop, event, told};
+use crate::support::{Sea, Shop};
 
 crate::tests! { every:
     receipt_in_one_that_is_undone,
@@ -72,7 +73,7 @@ async fn transaction_around_one_that_is_kept<F: Sea>() {
     tx.write(&inside).await.unwrap();
     nested.commit().await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(shop.witness.told(), [told("commit", &[&before, &inside])]);
+    assert_eq!(shop.witness.told(), [told("commit", &[before.clone(), inside.clone()])]);
     for event in [&before, &inside] {
         let delivery = shop.inbox.next().await;
         assert_eq!((delivery.id(), delivery.path()), (event.id(), Path::Hot));

@@ -1,6 +1,9 @@
 //! Hooks around the write.
 
-use posthaste_conformance::no_interval;
+use std::slice::from_ref;
+
+use posthaste_conformance::testing::{Witness, event, told};
+use posthaste_conformance::{Tap, no_interval};
 use posthaste_core::hook::HookError;
 use posthaste_core::listener::Path;
 use posthaste_core::store::NewRow;
@@ -8,7 +11,7 @@ use posthaste_core::{Outbox, WriteHook};
 use posthaste_sea_orm::OutboxExt;
 
 use crate::order::place;
-use crate::support::{Sea, Witness, event, told, with_orders};
+use crate::support::{Sea, with_orders};
 
 crate::tests! { every: case_12_broken_hooks, case_13_hook_changes_events, case_13_hook_takes_all }
 
@@ -28,14 +31,14 @@ impl WriteHook for Broken {
 async fn case_12_broken_hooks<F: Sea>() {
     let fixture = F::create().await;
     let (db, witness) = (with_orders(&fixture).await, Witness::default());
-    let (tap, mut inbox) = posthaste_conformance::Tap::new();
+    let (tap, mut inbox) = Tap::new();
     let builder = Outbox::builder(fixture.store()).options(no_interval()).hook(Broken).hook(witness.clone());
     let outbox = builder.listen_all(tap).start().await.unwrap();
     let written = event("Written");
     let mut tx = outbox.begin_on(&db).await.unwrap();
     tx.write(&written).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(witness.told(), [told("commit", &[&written])]);
+    assert_eq!(witness.told(), [told("commit", from_ref(&written))]);
     assert_eq!(inbox.next().await.path(), Path::Hot);
     assert!(outbox.shutdown().await.is_clean());
 }
@@ -56,7 +59,7 @@ impl WriteHook for Region {
 async fn case_13_hook_changes_events<F: Sea>() {
     let fixture = F::create().await;
     let db = with_orders(&fixture).await;
-    let (tap, mut inbox) = posthaste_conformance::Tap::new();
+    let (tap, mut inbox) = Tap::new();
     let builder = Outbox::builder(fixture.store()).options(no_interval()).hook(Region);
     let outbox = builder.listen_all(tap).start().await.unwrap();
     let (public, secret) = (event("Public"), event("Secret"));
@@ -74,7 +77,7 @@ async fn case_13_hook_changes_events<F: Sea>() {
 async fn case_13_hook_takes_all<F: Sea>() {
     let fixture = F::create().await;
     let (db, witness) = (with_orders(&fixture).await, Witness::default());
-    let (tap, mut inbox) = posthaste_conformance::Tap::new();
+    let (tap, mut inbox) = Tap::new();
     let builder = Outbox::builder(fixture.store()).options(no_interval()).hook(Region).hook(witness.clone());
     let outbox = builder.listen_all(tap).start().await.unwrap();
     let mut tx = outbox.begin_on(&db).await.unwrap();

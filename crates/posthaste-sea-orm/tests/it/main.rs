@@ -25,6 +25,7 @@ mod cancel;
 mod closure;
 mod commit;
 mod counted;
+mod deadlock;
 mod doubt;
 mod hook;
 mod lost;

@@ -1,5 +1,6 @@
 //! What was written is what is stored.
 
+use posthaste_conformance::testing::{event, event_with_id, told};
 use posthaste_core::event::limit;
 use posthaste_core::listener::Path;
 use posthaste_core::store::{Claim, Error, Lease};
@@ -8,7 +9,7 @@ use posthaste_sea_orm::OutboxExt;
 use sea_orm::TransactionTrait;
 
 use crate::order::{place, placed};
-use crate::support::{Sea, Shop, event, event_with_id, told, with_orders};
+use crate::support::{Sea, Shop, with_orders};
 
 crate::tests! { every:
     case_20_fields_round_trip,
@@ -143,7 +144,7 @@ async fn case_21_duplicate_id<F: Sea>() {
 }
 
 fn is_taken(error: &WriteError, expected: &str) -> bool {
-    let named = error.to_string() == format!("event Identified (id {expected}) could not be stored");
+    let named = error.to_string() == format!("event Happened (id {expected}) could not be stored");
     named && matches!(error, WriteError::Store { error: Error::DuplicateId { id }, .. } if *id == expected)
 }
 
@@ -165,7 +166,7 @@ async fn case_21_duplicate_id_in_a_later_statement<F: Sea>() {
     }
     tx.write(&after).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(shop.witness.told(), [told("commit", &[&before, &after])]);
+    assert_eq!(shop.witness.told(), [told("commit", &[before.clone(), after.clone()])]);
     for event in [&before, &after] {
         let delivery = shop.inbox.next().await;
         assert_eq!((delivery.id(), delivery.path()), (event.id(), Path::Hot));

@@ -1,12 +1,15 @@
 //! Savepoints that the outbox knows.
 
+use std::slice::from_ref;
+
 use posthaste_conformance::PgFixture;
+use posthaste_conformance::testing::{event, event_with_id, told};
 use posthaste_core::listener::Path;
 use posthaste_sea_orm::OutboxExt;
 use sea_orm::ConnectionTrait;
 
 use crate::order::{place, placed};
-use crate::support::{Sea, Shop, event, event_with_id, told};
+use crate::support::{Sea, Shop};
 
 crate::tests! { every: undone, dropped, kept, inside_of_another, refused_insert }
 
@@ -21,11 +24,11 @@ async fn undone<F: Sea>() {
     place(&*savepoint, 2).await;
     savepoint.write(&inside).await.unwrap();
     savepoint.rollback().await.unwrap();
-    assert_eq!(shop.witness.told(), [told("rollback", &[&inside])]);
+    assert_eq!(shop.witness.told(), [told("rollback", from_ref(&inside))]);
     place(&*tx, 3).await;
     tx.write(&after).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(shop.witness.told(), [told("commit", &[&before, &after])]);
+    assert_eq!(shop.witness.told(), [told("commit", &[before.clone(), after.clone()])]);
     assert_eq!(placed(&shop.db).await, [1, 3]);
     for event in [&before, &after] {
         let delivery = shop.inbox.next().await;
@@ -44,7 +47,7 @@ async fn dropped<F: Sea>() {
     place(&savepoint, 2).await;
     savepoint.write(&inside).await.unwrap();
     drop(savepoint);
-    assert_eq!(shop.witness.told(), [told("rollback", &[&inside])]);
+    assert_eq!(shop.witness.told(), [told("rollback", from_ref(&inside))]);
     place(&tx, 3).await;
     tx.write(&after).await.unwrap();
     tx.commit().await.unwrap();
@@ -67,7 +70,7 @@ async fn kept<F: Sea>() {
     assert_eq!(shop.witness.told(), []);
     tx.write(&after).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(shop.witness.told(), [told("commit", &[&before, &inside, &after])]);
+    assert_eq!(shop.witness.told(), [told("commit", &[before.clone(), inside.clone(), after.clone()])]);
     for event in [&before, &inside, &after] {
         let delivery = shop.inbox.next().await;
         assert_eq!((delivery.id(), delivery.path()), (event.id(), Path::Hot));
@@ -92,7 +95,7 @@ async fn inside_of_another<F: Sea>() {
     inner.rollback().await.unwrap();
     shop.witness.told();
     outer.rollback().await.unwrap();
-    assert_eq!(shop.witness.told(), [told("rollback", &[&events[0], &events[1]])]);
+    assert_eq!(shop.witness.told(), [told("rollback", &[events[0].clone(), events[1].clone()])]);
     tx.write(&events[2]).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(shop.inbox.next().await.id(), events[2].id());
@@ -110,7 +113,7 @@ async fn refused_insert<F: Sea>() {
     savepoint.write(event_with_id("taken")).await.unwrap_err();
     savepoint.rollback().await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(shop.witness.told(), [told("commit", &[&before])]);
+    assert_eq!(shop.witness.told(), [told("commit", from_ref(&before))]);
     assert_eq!(shop.inbox.next().await.id(), before.id());
     shop.close().await;
 }
@@ -125,7 +128,7 @@ async fn kept_after_an_error() {
     savepoint.write(&inside).await.unwrap();
     savepoint.execute_unprepared("INSERT INTO nowhere VALUES (1)").await.unwrap_err();
     savepoint.commit().await.unwrap_err();
-    assert_eq!(shop.witness.told(), [told("rollback", &[&inside])]);
+    assert_eq!(shop.witness.told(), [told("rollback", from_ref(&inside))]);
     tx.write(&after).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(shop.inbox.next().await.id(), after.id());
@@ -142,7 +145,7 @@ async fn refused() {
     tx.write(&undone).await.unwrap();
     tx.execute_unprepared("INSERT INTO nowhere VALUES (1)").await.unwrap_err();
     drop(tx.savepoint().await.unwrap_err());
-    assert_eq!(shop.witness.told(), [told("rollback", &[&undone])]);
+    assert_eq!(shop.witness.told(), [told("rollback", from_ref(&undone))]);
     tx.write(event("Late")).await.unwrap_err();
     tx.commit().await.unwrap_err();
     assert_eq!(shop.rows().await, 0);

@@ -1,13 +1,11 @@
 //! Databases, outboxes on them, and who watches them.
 
-use std::sync::{Arc, Mutex};
-
+use posthaste_conformance::testing::{Witness, event};
 use posthaste_conformance::{
     Fixture, Inbox, MariaDbFixture, Meter, PgFixture, Served, SqliteFixture, Tables, Tap, no_interval,
 };
-use posthaste_core::hook::HookError;
-use posthaste_core::store::{AdminStore, NewRow, RowState};
-use posthaste_core::{Event, EventId, Options, Outbox, WriteHook};
+use posthaste_core::store::{AdminStore, RowState};
+use posthaste_core::{EventId, Options, Outbox};
 use posthaste_sea_orm::{OutboxExt, SeaOrmStore};
 use sea_orm::sqlx::sqlite::SqlitePoolOptions;
 use sea_orm::sqlx::{self, Row};
@@ -195,50 +193,4 @@ pub(crate) async fn rows<S: SeaOrmStore>(outbox: &Outbox<S>) -> u64 {
 /// What the row of an event says of it.
 pub(crate) async fn state(store: &impl AdminStore, id: &EventId) -> RowState {
     store.find(id).await.unwrap().expect("it was written").state
-}
-
-pub(crate) fn event(event_type: &str) -> Event {
-    Event::of_json(event_type, "{}").unwrap()
-}
-
-pub(crate) fn event_with_id(id: &str) -> Event {
-    Event::builder("Identified").id(id).json_text("{}").build().unwrap()
-}
-
-/// What a [`Witness`] was told: the step, and the ids.
-pub(crate) type Told = (&'static str, Vec<String>);
-
-/// A hook that remembers what it was told.
-#[derive(Clone, Default)]
-pub(crate) struct Witness(Arc<Mutex<Vec<Told>>>);
-
-impl Witness {
-    fn note(&self, step: &'static str, rows: &[NewRow]) -> Result<(), HookError> {
-        let ids = rows.iter().map(|row| row.event.id().to_string()).collect();
-        self.0.lock().unwrap().push((step, ids));
-        Ok(())
-    }
-
-    /// What it was told since it was asked last.
-    pub(crate) fn told(&self) -> Vec<Told> {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
-
-impl WriteHook for Witness {
-    fn after_commit(&self, rows: &[NewRow]) -> Result<(), HookError> {
-        self.note("commit", rows)
-    }
-
-    fn after_rollback(&self, rows: &[NewRow]) -> Result<(), HookError> {
-        self.note("rollback", rows)
-    }
-
-    fn after_unknown(&self, rows: &[NewRow]) -> Result<(), HookError> {
-        self.note("unknown", rows)
-    }
-}
-
-pub(crate) fn told(step: &'static str, events: &[&Event]) -> Told {
-    (step, events.iter().map(|event| event.id().to_string()).collect())
 }

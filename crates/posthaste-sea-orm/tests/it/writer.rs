@@ -1,7 +1,9 @@
 //! Writing and its end.
 
+use std::slice::from_ref;
 use std::time::Duration;
 
+use posthaste_conformance::testing::{event, event_with_id, told};
 use posthaste_conformance::{Fixture, Gate, PgFixture, SqliteFixture, Tap, no_interval};
 use posthaste_core::listener::Path;
 use posthaste_core::store::Error;
@@ -10,7 +12,7 @@ use posthaste_sea_orm::OutboxExt;
 use sea_orm::TransactionTrait;
 
 use crate::order::{place, placed};
-use crate::support::{Sea, Shop, event, event_with_id, rows, state, told, with_orders};
+use crate::support::{Sea, Shop, rows, state, with_orders};
 
 crate::tests! { every:
     case_10_nothing_survives,
@@ -64,7 +66,7 @@ async fn case_10_nothing_survives<F: Sea>() {
             "rollback" => tx.rollback().await.unwrap(),
             _ => drop(tx),
         }
-        assert_eq!(shop.witness.told(), [told("rollback", &[&first, &second])], "{ending}");
+        assert_eq!(shop.witness.told(), [told("rollback", &[first.clone(), second.clone()])], "{ending}");
         assert_eq!(shop.rows().await, 0, "{ending}");
         assert_eq!(placed(&shop.db).await, [0; 0], "{ending}");
     }
@@ -73,7 +75,7 @@ async fn case_10_nothing_survives<F: Sea>() {
     let receipt = shop.outbox.write_in(&txn, &undone).await.unwrap();
     txn.rollback().await.unwrap();
     receipt.rolled_back();
-    assert_eq!(shop.witness.told(), [told("rollback", &[&undone])]);
+    assert_eq!(shop.witness.told(), [told("rollback", from_ref(&undone))]);
     assert_eq!(shop.rows().await, 0);
     shop.close().await;
 }
@@ -128,7 +130,7 @@ async fn case_11_one_call_per_commit<F: Sea>() {
     tx.write(&events[3]).await.unwrap();
     assert_eq!(shop.witness.told(), []);
     tx.commit().await.unwrap();
-    assert_eq!(shop.witness.told(), [told("commit", &events.each_ref())]);
+    assert_eq!(shop.witness.told(), [told("commit", &events)]);
     assert_eq!(placed(&shop.db).await, [1]);
     for event in &events {
         let delivery = shop.inbox.next().await;
@@ -149,7 +151,7 @@ async fn case_11_receipts<F: Sea>() {
     assert_eq!(shop.witness.told(), []);
     receipt.dispatch();
     let (step, path) = if F::TELLS { ("commit", Path::Hot) } else { ("unknown", Path::Cold) };
-    assert_eq!(shop.witness.told(), [told(step, &[&first, &second])]);
+    assert_eq!(shop.witness.told(), [told(step, &[first.clone(), second.clone()])]);
     let mut ids = Vec::new();
     for _ in 0..2 {
         let delivery = shop.inbox.next().await;
