@@ -73,6 +73,10 @@ struct Plan {
     #[arg(long, value_enum, value_delimiter = ',')]
     workload: Vec<Workload>,
 
+    /// Of growth, only these parts.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    growth: Vec<growth::Part>,
+
     /// Smaller and fewer: a few minutes instead of half an hour.
     #[arg(long)]
     quick: bool,
@@ -216,6 +220,7 @@ impl Plan {
 /// A run, with what it has found.
 struct Run {
     workloads: Vec<Workload>,
+    parts: Vec<growth::Part>,
     quick: bool,
     bench: Bench,
     machine: Machine,
@@ -248,7 +253,12 @@ impl Run {
         let mut machine = Machine::look(settings);
         machine.peers = peers.settings();
         let bench = Bench { sizes, rounds, measurements: Vec::new() };
-        Ok(Self { workloads: plan.workload.clone(), quick: plan.quick, bench, machine, peers, grown: Vec::new() })
+        let parts = match plan.growth.as_slice() {
+            [] => <growth::Part as clap::ValueEnum>::value_variants().to_vec(),
+            some => some.to_vec(),
+        };
+        let (workloads, quick) = (plan.workload.clone(), plan.quick);
+        Ok(Self { workloads, parts, quick, bench, machine, peers, grown: Vec::new() })
     }
 
     fn wants(&self, workload: Workload) -> bool {
@@ -287,7 +297,7 @@ impl Run {
         }
         if self.wants(Workload::Growth) {
             let reach = if self.quick { Reach::QUICK } else { Reach::FULL };
-            self.grown.extend(growth::run(&mut self.bench, subject, reach).await?);
+            self.grown.extend(growth::run(&mut self.bench, subject, reach, &self.parts).await?);
         }
         if self.wants(Workload::Options) {
             options::run(&mut self.bench, subject).await?;

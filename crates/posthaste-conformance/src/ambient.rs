@@ -9,8 +9,7 @@ use posthaste_core::{NoTransaction, Outbox, TransactionError, WriteError};
 
 use crate::faulty::{Call, Fault, Faulty};
 use crate::fixture::Fixture;
-use crate::hook::Witness;
-use crate::outboxes::{no_interval, start};
+use crate::outboxes::{no_interval, start, watched};
 use crate::rows::{counts, event, events, ids_of};
 use crate::tap::Tap;
 use crate::wait::cut_short;
@@ -69,11 +68,7 @@ pub async fn case_80_refused_outside<F: Fixture>(fixture: F) {
 
 /// `Ok` commits: one call of the hook, everything in order, hot. Whatever is called has the same transaction.
 pub async fn case_80_commits<F: Fixture>(fixture: F) {
-    let (tap, mut inbox) = Tap::new();
-    let witness = Witness::default();
-    let options = posthaste_core::Options { workers: 1, ..no_interval() };
-    let builder = Outbox::builder(fixture.store()).options(options).hook(witness.clone()).listen_all(tap);
-    let outbox = builder.start().await.unwrap();
+    let (outbox, witness, mut inbox) = watched(fixture.store()).await;
     let four = events(4);
     let work = outbox.transaction(|| async {
         outbox.write_current(&four[0]).await?;
@@ -97,10 +92,7 @@ pub async fn case_80_commits<F: Fixture>(fixture: F) {
 pub async fn case_80_rolls_back<F: Fixture>(_fixture: F) {
     let fixture = F::narrow().await;
     let (store, faults) = Faulty::new(fixture.store());
-    let (tap, mut inbox) = Tap::new();
-    let witness = Witness::default();
-    let builder = Outbox::builder(store).options(no_interval()).hook(witness.clone()).listen_all(tap);
-    let outbox = builder.start().await.unwrap();
+    let (outbox, witness, mut inbox) = watched(store).await;
     let rolled_back = |what: &str| {
         let told = witness.told();
         assert!(matches!(&told[..], [("rollback", ids)] if ids.len() == 1), "{what}: {told:?}");

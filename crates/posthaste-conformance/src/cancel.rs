@@ -8,8 +8,7 @@ use posthaste_core::{Event, Outbox};
 
 use crate::faulty::{Call, Fault, Faulty};
 use crate::fixture::Fixture;
-use crate::hook::Witness;
-use crate::outboxes::{no_interval, start, write};
+use crate::outboxes::{no_interval, start, watched, write};
 use crate::rows::{counts, event};
 use crate::tap::Tap;
 use crate::wait::{Gate, cut_short, eventually, within};
@@ -87,10 +86,7 @@ pub async fn case_19_cut_commit<F: Fixture>(_fixture: F) {
 pub async fn case_19_commit_goes_on<F: Fixture>(fixture: F) {
     for wait in [Fault::Wait, Fault::AnswerWaits] {
         let (store, faults) = Faulty::new(fixture.store());
-        let (tap, mut inbox) = Tap::new();
-        let witness = Witness::default();
-        let outbox =
-            Outbox::builder(store).options(no_interval()).hook(witness.clone()).listen_all(tap).start().await.unwrap();
+        let (outbox, witness, mut inbox) = watched(store).await;
         let gate = Gate::new();
         faults.times(1, Call::Commit, wait(gate.clone()));
         let mut tx = outbox.begin().await.unwrap();

@@ -1,65 +1,23 @@
 //! Part B: hooks around the write.
 
-use std::sync::{Arc, Mutex};
-
 use posthaste_core::hook::HookError;
 use posthaste_core::listener::Path;
 use posthaste_core::store::{NewRow, WriteStore};
-use posthaste_core::{Event, Outbox, WriteHook};
+use posthaste_core::{Outbox, WriteHook};
 use tracing::Level;
 
 use crate::faulty::{Call, Fault, Faulty};
 use crate::fixture::Fixture;
 use crate::journal::Journal;
-use crate::outboxes::{no_interval, start, write, write_all};
+use crate::outboxes::{no_interval, start, watched, write, write_all};
 use crate::rows::{counts, event, event_with_id, ids_of, record};
 use crate::tap::Tap;
-
-/// What a [`Witness`] was told: the step, and the ids.
-type Told = (&'static str, Vec<String>);
-
-/// A hook that remembers what it was told.
-#[derive(Clone, Default)]
-pub(crate) struct Witness(Arc<Mutex<Vec<Told>>>);
-
-impl Witness {
-    fn note(&self, step: &'static str, rows: &[NewRow]) -> Result<(), HookError> {
-        let ids = rows.iter().map(|row| row.event.id().to_string()).collect();
-        self.0.lock().unwrap().push((step, ids));
-        Ok(())
-    }
-
-    /// What it was told since it was asked last.
-    pub(crate) fn told(&self) -> Vec<Told> {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
-
-impl WriteHook for Witness {
-    fn after_commit(&self, rows: &[NewRow]) -> Result<(), HookError> {
-        self.note("commit", rows)
-    }
-
-    fn after_rollback(&self, rows: &[NewRow]) -> Result<(), HookError> {
-        self.note("rollback", rows)
-    }
-
-    fn after_unknown(&self, rows: &[NewRow]) -> Result<(), HookError> {
-        self.note("unknown", rows)
-    }
-}
-
-fn told(step: &'static str, events: &[Event]) -> Told {
-    (step, ids_of(events))
-}
+use crate::witness::{Witness, told};
 
 /// A rollback, a dropped transaction and a failed commit leave no row and deliver nothing; the hook hears of each once.
 pub async fn case_10_nothing_survives<F: Fixture>(fixture: F) {
     let (store, faults) = Faulty::new(fixture.store());
-    let (tap, mut inbox) = Tap::new();
-    let witness = Witness::default();
-    let outbox =
-        Outbox::builder(store).options(no_interval()).hook(witness.clone()).listen_all(tap).start().await.unwrap();
+    let (outbox, witness, mut inbox) = watched(store).await;
     for ending in ["rollback", "drop", "failed commit"] {
         let (first, second) = (event(ending), event(ending));
         let mut tx = outbox.begin().await.unwrap();
@@ -133,15 +91,7 @@ pub async fn case_10_places_are_given_back<F: Fixture>(fixture: F) {
 
 /// One call per transaction, after its commit, with all its events in the order in which they were written.
 pub async fn case_11_one_call_per_commit<F: Fixture>(fixture: F) {
-    let (tap, mut inbox) = Tap::new();
-    let witness = Witness::default();
-    let outbox = Outbox::builder(fixture.store())
-        .options(posthaste_core::Options { workers: 1, ..no_interval() })
-        .hook(witness.clone())
-        .listen_all(tap)
-        .start()
-        .await
-        .unwrap();
+    let (outbox, witness, mut inbox) = watched(fixture.store()).await;
     let events = crate::rows::events(5);
     let mut tx = outbox.begin().await.unwrap();
     assert_eq!(tx.write(&events[0]).await.unwrap().as_ref(), Some(events[0].id()));
@@ -165,15 +115,7 @@ pub async fn case_11_one_call_per_commit<F: Fixture>(fixture: F) {
 
 /// A receipt does for somebody else's transaction what the commit does for ours; receipts of one transaction are joined.
 pub async fn case_11_receipts<F: Fixture>(fixture: F) {
-    let (tap, mut inbox) = Tap::new();
-    let witness = Witness::default();
-    let outbox = Outbox::builder(fixture.store())
-        .options(posthaste_core::Options { workers: 1, ..no_interval() })
-        .hook(witness.clone())
-        .listen_all(tap)
-        .start()
-        .await
-        .unwrap();
+    let (outbox, witness, mut inbox) = watched(fixture.store()).await;
     let events = crate::rows::events(3);
     let mut tx = fixture.begin_foreign().await;
     let first = outbox.write(&mut tx, &events[0]).await.unwrap();

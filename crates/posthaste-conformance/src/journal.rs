@@ -9,14 +9,14 @@ use tracing::subscriber::{DefaultGuard, set_default};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// What this thread logs as long as it is kept. For cases on a runtime of one thread.
-pub(crate) struct Journal {
+pub struct Journal {
     lines: Arc<Mutex<Vec<(Level, String)>>>,
     _guard: DefaultGuard,
 }
 
 impl Journal {
     /// Begins to keep what is logged.
-    pub(crate) fn keep() -> Self {
+    pub fn keep() -> Self {
         let lines = Arc::default();
         let guard = set_default(Scribe(Arc::clone(&lines)));
         Self { lines, _guard: guard }
@@ -25,6 +25,11 @@ impl Journal {
     /// Whether something was logged at that level that contains the text.
     pub(crate) fn has(&self, level: Level, text: &str) -> bool {
         self.lines.lock().unwrap().iter().any(|(at, line)| *at == level && line.contains(text))
+    }
+
+    /// Fails unless something was.
+    pub fn assert_has(&self, level: Level, text: &str) {
+        assert!(self.has(level, text), "{level} {text} is not in the journal: {:#?}", self.lines.lock().unwrap());
     }
 }
 

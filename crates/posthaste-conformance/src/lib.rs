@@ -20,6 +20,8 @@ mod outboxes;
 mod rows;
 mod tap;
 mod wait;
+mod wire;
+mod witness;
 
 // Part B.
 #[doc(hidden)]
@@ -76,6 +78,16 @@ pub use outboxes::{no_interval, start};
 pub use tap::{Inbox, Tap};
 pub use wait::Gate;
 
+/// What the cases are made of besides, for the tests of adapters.
+pub mod testing {
+    pub use crate::journal::Journal;
+    pub use crate::outboxes::watched;
+    pub use crate::rows::{event, event_with_id, events, ids_of};
+    pub use crate::wait::{cut_short, eventually, within};
+    pub use crate::wire::Wire;
+    pub use crate::witness::{Told, Witness, told};
+}
+
 /// Makes a test of every case that concerns all stores, for the given [`Fixture`]. Call it in a module with the name of
 /// the store.
 #[macro_export]
@@ -120,6 +132,7 @@ macro_rules! store_tests {
                 case_79_undone,
                 case_79_kept,
                 case_79_of_somebody_else,
+                case_79_forgotten,
                 case_79_cut_off,
                 case_79_cut_anywhere,
                 case_79_cut_end,

@@ -8,6 +8,8 @@ use posthaste_core::store::{Store, WriteStore};
 use posthaste_core::{EventId, Options, Outbox};
 
 use crate::meter::Meter;
+use crate::tap::{Inbox, Tap};
+use crate::witness::Witness;
 
 /// Default options, but for an interval so long that nothing is ever delivered because of it.
 pub fn no_interval() -> Options {
@@ -19,6 +21,16 @@ pub async fn start<S: Store>(store: S, options: Options, listener: impl Into<Any
     let meter = Meter::new();
     let outbox = Outbox::builder(store).options(options).metrics(meter.clone()).listen_all(listener).start();
     (outbox.await.unwrap(), meter)
+}
+
+/// An outbox of one worker, which delivers in order: who hears of its transactions, and what it delivers. No interval is ever
+/// over.
+pub async fn watched<S: Store>(store: S) -> (Outbox<S>, Witness, Inbox) {
+    let (tap, inbox) = Tap::new();
+    let witness = Witness::default();
+    let options = Options { workers: 1, ..no_interval() };
+    let builder = Outbox::builder(store).options(options).hook(witness.clone()).listen_all(tap);
+    (builder.start().await.unwrap(), witness, inbox)
 }
 
 /// Writes events in one transaction of the outbox.

@@ -13,17 +13,17 @@ use posthaste_core::{Event, EventId};
 pub(crate) const LEASE: Duration = Duration::from_secs(300);
 
 /// An event of no interest.
-pub(crate) fn event(event_type: &str) -> Event {
+pub fn event(event_type: &str) -> Event {
     Event::builder(event_type).json_text("{}").build().unwrap()
 }
 
 /// Several of them.
-pub(crate) fn events(count: usize) -> Vec<Event> {
+pub fn events(count: usize) -> Vec<Event> {
     (0..count).map(|_| event("Happened")).collect()
 }
 
 /// An event with that id.
-pub(crate) fn event_with_id(id: &str) -> Event {
+pub fn event_with_id(id: &str) -> Event {
     Event::builder("Happened").id(id).json_text("{}").build().unwrap()
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn delayed(delay: Duration) -> Event {
 }
 
 /// The ids of events, as text.
-pub(crate) fn ids_of(events: &[Event]) -> Vec<String> {
+pub fn ids_of(events: &[Event]) -> Vec<String> {
     events.iter().map(|event| event.id().to_string()).collect()
 }
 

@@ -2,11 +2,10 @@
 
 use posthaste_core::listener::Path;
 use posthaste_core::store::{Store, WriteStore};
-use posthaste_core::{CommitError, Event, Options, Outbox};
+use posthaste_core::{CommitError, Event, Outbox};
 
 use crate::fixture::Fixture;
-use crate::hook::Witness;
-use crate::outboxes::{no_interval, start, write};
+use crate::outboxes::{no_interval, start, watched, write};
 use crate::rows::{counts, event, events, ids_of};
 use crate::tap::{Inbox, Tap};
 use crate::wait::{cut_short, eventually, within};
@@ -14,17 +13,9 @@ use crate::wait::{cut_short, eventually, within};
 /// More than any of these futures is polled.
 const MANY: usize = 10_000;
 
-async fn watched<F: Fixture>(fixture: &F) -> (Outbox<F::Store>, Witness, Inbox) {
-    let (tap, inbox) = Tap::new();
-    let witness = Witness::default();
-    let options = Options { workers: 1, ..no_interval() };
-    let builder = Outbox::builder(fixture.store()).options(options).hook(witness.clone());
-    (builder.listen_all(tap).start().await.unwrap(), witness, inbox)
-}
-
 /// What was written in a savepoint that was rolled back or dropped has no row and is not delivered; what is around it is.
 pub async fn case_79_undone<F: Fixture>(fixture: F) {
-    let (outbox, witness, mut inbox) = watched(&fixture).await;
+    let (outbox, witness, mut inbox) = watched(fixture.store()).await;
     for ending in ["rollback", "drop"] {
         let [before, undone, after] = ["Before", "Undone", "After"].map(event);
         let mut tx = outbox.begin().await.unwrap();
@@ -50,7 +41,7 @@ pub async fn case_79_undone<F: Fixture>(fixture: F) {
 
 /// What a savepoint keeps is delivered with its transaction, in order, hot; savepoints have savepoints.
 pub async fn case_79_kept<F: Fixture>(fixture: F) {
-    let (outbox, witness, mut inbox) = watched(&fixture).await;
+    let (outbox, witness, mut inbox) = watched(fixture.store()).await;
     let all = events(5);
     let mut tx = outbox.begin().await.unwrap();
     tx.write(&all[0]).await.unwrap();
@@ -86,7 +77,7 @@ pub async fn case_79_kept<F: Fixture>(fixture: F) {
 
 /// Nobody says how a savepoint of somebody else ended. What was written in it is delivered from the table, if it is there.
 pub async fn case_79_of_somebody_else<F: Fixture>(fixture: F) {
-    let (outbox, witness, mut inbox) = watched(&fixture).await;
+    let (outbox, witness, mut inbox) = watched(fixture.store()).await;
     let store = fixture.store();
     let mut tx = fixture.begin_foreign().await;
     let outside = outbox.write(&mut tx, event("Outside")).await.unwrap();
@@ -107,6 +98,38 @@ pub async fn case_79_of_somebody_else<F: Fixture>(fixture: F) {
     outbox.shutdown().await;
     inbox.assert_empty();
     assert_eq!(counts(&store).await.done, 2);
+}
+
+/// Somebody has set a savepoint inside of ours and forgotten it. When ours is dropped, theirs is undone instead: so all of it is.
+pub async fn case_79_forgotten<F: Fixture>(fixture: F) {
+    let (outbox, witness, mut inbox) = watched(fixture.store()).await;
+    for next in ["commit", "write", "savepoint", "rollback"] {
+        let [before, undone] = ["Before", "Undone"].map(event);
+        let mut tx = outbox.begin().await.unwrap();
+        tx.write(&before).await.unwrap();
+        let mut savepoint = tx.savepoint().await.unwrap();
+        savepoint.write(&undone).await.unwrap();
+        fixture.store().savepoint(&mut savepoint).await.unwrap();
+        drop(savepoint);
+        assert_eq!(witness.told(), [("rollback", vec![undone.id().to_string()])], "{next}");
+        match next {
+            "write" => drop(tx.write(event("After")).await),
+            "savepoint" => drop(tx.savepoint().await.unwrap_err()),
+            _ => {}
+        }
+        if next == "rollback" {
+            tx.rollback().await.unwrap();
+        } else {
+            let error = tx.commit().await.unwrap_err();
+            assert!(matches!(error, CommitError::NotCommitted(_)), "{next}: {error:?}");
+        }
+        let told = witness.told();
+        assert!(!told.is_empty() && told.iter().all(|(step, _)| *step == "rollback"), "{next}: {told:?}");
+        fixture.assert_no_open_transaction().await;
+        assert_eq!(counts(outbox.store()).await.total(), 0, "{next}");
+    }
+    outbox.shutdown().await;
+    inbox.assert_empty();
 }
 
 /// A savepoint that is cut off leaves a transaction that refuses all else, and nothing of it is committed.

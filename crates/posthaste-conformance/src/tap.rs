@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use posthaste_core::listener::{Delivery, Listener, Outcome, Verdict};
+use posthaste_core::listener::{Delivery, Listener, Outcome, Path, Verdict};
 use tokio::sync::mpsc;
 
 use crate::wait::{Gate, within};
@@ -57,6 +57,12 @@ impl Inbox {
     /// The next delivery.
     pub async fn next(&mut self) -> Delivery {
         within("an event is delivered", self.0.recv()).await.expect("its listener is gone")
+    }
+
+    /// The id of the next delivery, and the way it came.
+    pub async fn arrival(&mut self) -> (String, Path) {
+        let delivery = self.next().await;
+        (delivery.id().to_string(), delivery.path())
     }
 
     /// The ids of the next deliveries.

@@ -5,11 +5,10 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-pub use posthaste_core::testing::Gate;
-pub(crate) use posthaste_core::testing::within;
+pub use posthaste_core::testing::{Gate, within};
 
 /// Asks again and again until the answer is yes, where nothing gives a signal.
-pub(crate) async fn eventually<Fut: Future<Output = bool>>(what: &str, mut ask: impl FnMut() -> Fut) {
+pub async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {
     within(what, async {
         while !ask().await {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -26,7 +25,7 @@ pub(crate) async fn settle_down() {
 }
 
 /// Polls a future that many times and then drops it. Its output, if it came to its end before.
-pub(crate) async fn cut_short<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
+pub async fn cut_short<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut left = polls;
     poll_fn(|context| {

@@ -9,12 +9,12 @@ use tracing::Level;
 
 use crate::faulty::{Call, Fault, Faulty};
 use crate::fixture::Fixture;
-use crate::hook::Witness;
 use crate::journal::Journal;
-use crate::outboxes::{no_interval, start, write, write_all};
+use crate::outboxes::{no_interval, start, watched, write, write_all};
 use crate::rows::{LEASE, assert_at, counts, delayed, event, event_with_id, events, ids_of, insert, state};
 use crate::tap::Tap;
 use crate::wait::{Gate, counting_polls};
+use crate::witness::Witness;
 
 /// Nothing is written outside of a transaction: what is not one is refused by its type.
 ///
@@ -206,10 +206,7 @@ pub async fn case_16_delay_ends_by_itself<F: Fixture>(fixture: F) {
 /// The answer to the commit was lost: a typed error and no hot dispatch; it was committed, so the poller delivers, soon.
 pub async fn case_18_lost_answer_of_a_commit<F: Fixture>(fixture: F) {
     let (store, faults) = Faulty::new(fixture.store());
-    let (tap, mut inbox) = Tap::new();
-    let witness = Witness::default();
-    let outbox =
-        Outbox::builder(store).options(no_interval()).hook(witness.clone()).listen_all(tap).start().await.unwrap();
+    let (outbox, witness, mut inbox) = watched(store).await;
     faults.times(1, Call::Commit, Fault::AnswerLost);
     let mut tx = outbox.begin().await.unwrap();
     let id = tx.write(event("Lost")).await.unwrap().unwrap();

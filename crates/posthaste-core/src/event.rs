@@ -24,6 +24,7 @@ pub(crate) use error::Mismatch;
 pub use error::{DecodeError, Error, Mistake};
 pub use id::EventId;
 pub use names::{AggregateType, EventType, GLOBAL};
+pub(crate) use payload::Carried;
 pub use payload::Payload;
 pub use typed::{Kind, TypedEvent};
 pub use upcast::Upcasts;
@@ -92,7 +93,7 @@ pub(crate) struct Fields {
     pub(crate) topic: Option<Box<str>>,
     pub(crate) content_type: Cow<'static, str>,
     pub(crate) headers: BTreeMap<String, String>,
-    pub(crate) payload: Payload,
+    pub(crate) payload: Carried,
     pub(crate) occurred_at: Timestamp,
     pub(crate) availability: Availability,
 }
@@ -282,7 +283,7 @@ impl Event {
         self.0.availability != Availability::Now
     }
 
-    /// A builder that starts with every field of this event, for a changed copy.
+    /// A builder that starts with every field of this event, for a changed copy. The payload is shared, not copied.
     ///
     /// ```
     /// # extern crate posthaste_core as posthaste;
@@ -294,7 +295,7 @@ impl Event {
     /// # Ok::<(), posthaste::event::Error>(())
     /// ```
     pub fn to_builder(&self) -> EventBuilder {
-        EventBuilder::from_fields(&self.0)
+        EventBuilder::from_event(self)
     }
 
     pub(crate) fn from_fields(fields: Fields) -> Self {

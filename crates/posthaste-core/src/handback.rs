@@ -33,6 +33,8 @@ pub(crate) struct Handback {
 pub(crate) struct Unused {
     pub(crate) id: EventId,
     pub(crate) lease: Lease,
+    /// Whether it is there when it is looked for, or never.
+    once: bool,
     pause: Duration,
     due_at: Instant,
     until: Instant,
@@ -48,20 +50,20 @@ impl Handback {
     }
 
     pub(crate) fn add(&self, leases: impl Iterator<Item = (EventId, Lease)>) {
-        self.add_for(self.patience, leases);
+        self.add_all(false, leases);
     }
 
-    /// Those whose rows are visible by now, or never will be: they are looked for once.
+    /// Those whose rows are visible by now, or never will be: they are looked for once, as soon as the database answers.
     pub(crate) fn add_once(&self, leases: impl Iterator<Item = (EventId, Lease)>) {
-        self.add_for(Duration::ZERO, leases);
+        self.add_all(true, leases);
     }
 
-    fn add_for(&self, patience: Duration, leases: impl Iterator<Item = (EventId, Lease)>) {
+    fn add_all(&self, once: bool, leases: impl Iterator<Item = (EventId, Lease)>) {
         let now = Instant::now();
         let mut waiting = self.waiting();
         let before = waiting.len();
-        let until = now + patience;
-        let unused = leases.map(|(id, lease)| Unused { id, lease, pause: FIRST_PAUSE, due_at: now, until });
+        let until = now + self.patience;
+        let unused = leases.map(|(id, lease)| Unused { id, lease, once, pause: FIRST_PAUSE, due_at: now, until });
         waiting.extend(unused.take(CAPACITY.saturating_sub(before)));
         if waiting.len() > before {
             self.keeper.now();
@@ -87,7 +89,14 @@ impl Handback {
         std::mem::take(&mut *self.waiting())
     }
 
-    /// One that was not found: later again, unless it has run out.
+    /// One that was not found: later again, if it may be there by then.
+    pub(crate) fn not_found(&self, unused: Unused) {
+        if !unused.once {
+            self.again(unused);
+        }
+    }
+
+    /// One that could not be looked for: later again, unless it has run out.
     pub(crate) fn again(&self, mut unused: Unused) {
         let now = Instant::now();
         if now >= unused.until {

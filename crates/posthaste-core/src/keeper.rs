@@ -99,7 +99,7 @@ impl Keeper {
                 for (unused, settled) in unused.into_iter().zip(results) {
                     match settled {
                         Settled::Applied => released += 1,
-                        Settled::Lost => self.handback.again(unused),
+                        Settled::Lost => self.handback.not_found(unused),
                     }
                 }
                 if released > 0 {

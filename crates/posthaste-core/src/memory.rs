@@ -227,6 +227,15 @@ impl WriteStore for MemoryStore {
     fn abandon_savepoint(&self, connection: &mut MemoryConnection) {
         connection.undo_savepoint();
     }
+
+    async fn end_abandoned(&self, connection: &mut MemoryConnection, depth: usize) -> Result<(), Error> {
+        if self.depth(connection) < depth {
+            return Ok(());
+        }
+        Err(Error::Refused(
+            "a savepoint inside of one that was dropped was forgotten; begin another transaction".into(),
+        ))
+    }
 }
 
 impl RelayStore for MemoryStore {

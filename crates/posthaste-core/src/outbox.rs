@@ -360,7 +360,7 @@ impl<S: WriteStore> Outbox<S> {
     ) -> Result<Receipt, WriteError> {
         let receipt = match self.0.store.depth(tx) {
             0 | 1 => self.prepare(events)?,
-            _ => Receipt::new(Arc::clone(&self.0.after), self.0.after.prepare_nested(collect(events)?)).nested(),
+            _ => self.prepare_nested(events)?,
         };
         kill_point!("insert.before");
         match self.0.store.insert(tx, receipt.rows_to_insert()).await {
@@ -383,6 +383,16 @@ impl<S: WriteStore> Outbox<S> {
     /// When an event is not acceptable.
     pub fn prepare<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Receipt, event::Error> {
         Ok(Receipt::new(Arc::clone(&self.0.after), self.0.after.prepare(collect(events)?)))
+    }
+
+    /// The same for an insert inside a savepoint, or where nobody can say that it is not inside of one: see
+    /// [`Receipt::nested`]. Such events never take the hot path, so no place is reserved for them, and their rows are born
+    /// free for every poller.
+    ///
+    /// # Errors
+    /// When an event is not acceptable.
+    pub fn prepare_nested<E: IntoEvent>(&self, events: impl IntoIterator<Item = E>) -> Result<Receipt, event::Error> {
+        Ok(Receipt::new(Arc::clone(&self.0.after), self.0.after.prepare_nested(collect(events)?)).nested())
     }
 
     /// Runs a future to its end: in place, or as a task if its caller is gone, for which [`shutdown`](Self::shutdown) waits.

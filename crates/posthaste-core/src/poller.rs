@@ -268,7 +268,7 @@ impl Inner {
                     "rows not released; they wait until their leases run out"),
             }
         }
-        count - refused.len()
+        count.saturating_sub(refused.len())
     }
 
     /// Makes rows DEAD that are no events; the rest of the batch goes on.

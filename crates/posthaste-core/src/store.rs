@@ -262,6 +262,21 @@ pub trait WriteStore: Send + Sync + 'static {
         let _ = connection;
     }
 
+    /// Ends a savepoint that was abandoned at that depth. Databases keep one that was rolled back to, and would nest the next one
+    /// in it. Default: nothing.
+    ///
+    /// # Errors
+    /// As those of [`savepoint`](Self::savepoint), and when one is open at that depth or deeper: somebody has set it inside of
+    /// the abandoned one and forgotten it, and it was undone instead.
+    fn end_abandoned(
+        &self,
+        connection: &mut Self::Connection,
+        depth: usize,
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        let _ = (connection, depth);
+        std::future::ready(Ok(()))
+    }
+
     /// Has every savepoint undone that may be open: the transaction is dropped next, which ends it, but may not end those in it.
     /// Default: nothing.
     fn abandon_all(&self, connection: &mut Self::Connection) {

@@ -96,6 +96,14 @@
 //! whether the savepoint was rolled back. On PostgreSQL the same goes for what is written after a savepoint that was rolled back,
 //! because diesel-async does not release it then.
 //!
+//! A savepoint that you set by a text, `SAVEPOINT mine`, is unknown to diesel-async. PostgreSQL tells of it. On SQLite a
+//! `transaction_on` looks for its events right before the commit, if you had the connection after the first of them, and leaves
+//! them to the poller if one is missing. A receipt from [`write_in`](OutboxExt::write_in) is not looked after like that there: if
+//! you roll such a savepoint back, do not dispatch what was written in it.
+//!
+//! If a savepoint of diesel-async is cut off while it is set or ends, diesel-async loses count. Nothing is committed then, and no
+//! transaction begins on that connection any more.
+//!
 //! # Pools
 //!
 //! What the pools of diesel-async hand out is a connection, too: `outbox.transaction_on(&mut pool.get().await?, …)`. The pools part
@@ -112,6 +120,10 @@
 //!
 //! SQLite has one writer at a time. Set a `busy_timeout` on connections of diesel, as `SqliteStore` does on its own; without one a
 //! transaction fails at once when somebody else writes. `transaction_on` begins as a writer there (`BEGIN IMMEDIATE`).
+//!
+//! SQLite rolls a transaction back by itself after some errors, such as those of `INSERT OR ROLLBACK` or of the disk, and diesel does
+//! not always notice. What is written after that would be stored on its own, so it is refused. To find out, `BEGIN; ROLLBACK` goes
+//! before an insert: it is refused inside of a transaction, and an instrumentation of diesel shows that as an error.
 
 // Without a database there is nothing to write to.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

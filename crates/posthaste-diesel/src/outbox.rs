@@ -5,7 +5,7 @@ use std::future::Future;
 use diesel_async::AsyncConnection;
 use posthaste_core::{IntoEvent, Outbox, Receipt, TransactionError, WriteError};
 
-use crate::insert;
+use crate::insert::{self, Known, Written};
 use crate::store::DieselStore;
 use crate::transaction::{self, Transaction};
 
@@ -22,7 +22,10 @@ pub trait OutboxExt<S: DieselStore> {
     /// # Errors
     /// What the closure returns; or, turned into its error, why the transaction could not begin or commit. A transaction in which a
     /// statement has failed is not committed on PostgreSQL, even if the closure returns `Ok`:
-    /// [`CommitError::NotCommitted`](posthaste_core::CommitError::NotCommitted) says so. It does not begin inside of another one,
+    /// [`CommitError::NotCommitted`](posthaste_core::CommitError::NotCommitted) says so. Where nobody knows whether it was committed,
+    /// since the connection was lost in the commit, the server does not know itself, or a statement of the closure's own has ended the
+    /// transaction, it is [`CommitError::Unknown`](posthaste_core::CommitError::Unknown); if it was, the poller delivers its events. It
+    /// does not begin inside of another one,
     /// after whose commit nobody would deliver: write in that by [`write_in`](Self::write_in), or in a savepoint of its
     /// [`Transaction`]. In a test transaction of diesel, which is never committed, it is a savepoint, and delivers nothing.
     ///
@@ -42,7 +45,8 @@ pub trait OutboxExt<S: DieselStore> {
     /// the poller delivers the event, a little later.
     ///
     /// # Errors
-    /// When no transaction is open, when the event is not acceptable or the database does not take it.
+    /// When no transaction is open, also because SQLite has rolled it back by itself, when the event is not acceptable or the database
+    /// does not take it.
     ///
     /// # Cancellation
     /// Whether the event was inserted is then open; roll the transaction back.
@@ -100,7 +104,7 @@ impl<S: DieselStore> OutboxExt<S> for Outbox<S> {
         C: AsyncConnection<Backend = S::Backend>,
         E: IntoEvent + Send,
     {
-        insert::write(self, conn, [event]).await
+        insert::write(self, conn, [event], Known::Nothing).await.map(Written::into_receipt)
     }
 
     async fn write_all_in<C, E, I>(&self, conn: &mut C, events: I) -> Result<Receipt, WriteError>
@@ -109,6 +113,6 @@ impl<S: DieselStore> OutboxExt<S> for Outbox<S> {
         E: IntoEvent,
         I: IntoIterator<Item = E> + Send,
     {
-        insert::write(self, conn, events).await
+        insert::write(self, conn, events, Known::Nothing).await.map(Written::into_receipt)
     }
 }

@@ -10,6 +10,10 @@ use posthaste_sql::driver::{Insert, Parameter};
 /// The most parameters of a statement that stays prepared. There are few sizes of statements, but the large ones are long, and rare.
 const MOST_KEPT: usize = 128;
 
+/// What is said of a parameter that is new.
+const OTHER_VERSION: &str =
+    "posthaste-sql binds a kind of value that this posthaste-diesel does not know: use versions that belong together";
+
 /// SQL with its placeholders, and what to bind.
 pub struct Statement<'r>(Insert<'r>);
 
@@ -42,7 +46,7 @@ where
                 Parameter::Bytes(None) => out.push_bind_param_value_only::<Nullable<Binary>, Option<&[u8]>>(&None)?,
                 Parameter::Number(Some(number)) => out.push_bind_param_value_only::<BigInt, i64>(number)?,
                 Parameter::Number(None) => out.push_bind_param_value_only::<Nullable<BigInt>, Option<i64>>(&None)?,
-                other => return Err(diesel::result::Error::SerializationError(format!("{other:?}").into())),
+                _ => return Err(diesel::result::Error::SerializationError(OTHER_VERSION.into())),
             }
         }
         Ok(())
@@ -56,7 +60,7 @@ impl QueryId for Statement<'_> {
     const HAS_STATIC_QUERY_ID: bool = false;
 }
 
-/// What it returns, where it returns something: whether the rows were written in a savepoint.
+/// What it returns, where it returns something: of an insert, whether the rows were written in a savepoint.
 impl Query for Statement<'_> {
     type SqlType = Bool;
 }

@@ -6,6 +6,7 @@ use diesel::QueryResult;
 use diesel::backend::Backend;
 use diesel::result::DatabaseErrorKind;
 use diesel_async::AsyncConnection;
+use posthaste_core::EventId;
 use posthaste_sql::driver::DriverStore;
 
 use crate::statement::Statement;
@@ -22,16 +23,33 @@ pub trait DieselStore: DriverStore + sealed::Dialect {
     fn carry_out<C>(conn: &mut C, statement: Statement<'_>) -> impl Future<Output = QueryResult<bool>> + Send
     where
         C: AsyncConnection<Backend = Self::Backend>;
+
+    /// Whether all these events are in the table, as the transaction sees it, where no insert says whether it was in a savepoint.
+    #[doc(hidden)]
+    fn are_there<C>(&self, conn: &mut C, ids: &[EventId]) -> impl Future<Output = QueryResult<bool>> + Send
+    where
+        C: AsyncConnection<Backend = Self::Backend>;
 }
 
 pub(crate) mod sealed {
     use super::DatabaseErrorKind;
 
+    /// What tells whether a transaction is open.
+    pub struct Probe {
+        /// Changes nothing outside of a transaction.
+        pub sql: &'static str,
+        /// How the refusal begins inside of one.
+        pub refused_inside: &'static str,
+    }
+
     pub trait Dialect {
+        /// Where the database ends transactions by itself.
+        const PROBE: Option<Probe>;
+
         /// How a transaction begins that is going to write, where that makes a difference.
         const BEGIN: Option<&'static str>;
 
-        /// Refused where a COMMIT would be answered with success and a rollback.
+        /// Refused where a COMMIT would be answered with success although it commits nothing.
         const BEFORE_COMMIT: Option<&'static str>;
 
         /// Whether several inserts need a savepoint to be all or none. Elsewhere the first that fails ends the transaction.
@@ -52,10 +70,14 @@ mod postgres {
     use diesel::pg::Pg;
     use diesel::result::DatabaseErrorKind;
     use diesel_async::{AsyncConnection, RunQueryDsl};
+    use posthaste_core::EventId;
     use posthaste_sql::PgStore;
 
     use super::{DieselStore, sealed};
     use crate::statement::Statement;
+
+    /// How CockroachDB says that it does not know itself, while it goes on talking.
+    const AMBIGUOUS: &str = "result is ambiguous";
 
     impl DieselStore for PgStore {
         type Backend = Pg;
@@ -66,19 +88,30 @@ mod postgres {
         {
             statement.get_result(conn).await
         }
+
+        async fn are_there<C>(&self, _conn: &mut C, _ids: &[EventId]) -> QueryResult<bool>
+        where
+            C: AsyncConnection<Backend = Pg>,
+        {
+            Ok(true)
+        }
     }
 
     impl sealed::Dialect for PgStore {
+        const PROBE: Option<sealed::Probe> = None;
+
         const BEGIN: Option<&'static str> = None;
 
-        /// It checks nothing that the commit would not check.
-        const BEFORE_COMMIT: Option<&'static str> = Some("SET CONSTRAINTS ALL IMMEDIATE");
+        /// Refused in a transaction that has failed, and where there is none. The savepoint ends with the commit, and the rest
+        /// checks nothing that the commit would not check.
+        const BEFORE_COMMIT: Option<&'static str> = Some("SAVEPOINT posthaste_commit; SET CONSTRAINTS ALL IMMEDIATE");
 
         const GOES_ON_AFTER_ERROR: bool = false;
 
         fn code(kind: &DatabaseErrorKind, message: &str) -> &'static str {
             // diesel keeps the code to itself. The words are those of a server that speaks English.
-            const SAID: [(&str, &str); 6] = [
+            const SAID: [(&str, &str); 7] = [
+                (AMBIGUOUS, "40003"),
                 ("deadlock detected", "40P01"),
                 ("current transaction is aborted", "25P02"),
                 ("canceling statement due to lock timeout", "55P03"),
@@ -101,9 +134,10 @@ mod postgres {
             }
         }
 
-        fn refuses_commit(kind: &DatabaseErrorKind, _message: &str) -> Option<bool> {
+        fn refuses_commit(kind: &DatabaseErrorKind, message: &str) -> Option<bool> {
             match kind {
                 DatabaseErrorKind::ClosedConnection | DatabaseErrorKind::UnableToSendCommand => Some(false),
+                DatabaseErrorKind::Unknown if message.starts_with(AMBIGUOUS) => Some(false),
                 // What ends the connection may come after the commit, while it waits for a replica.
                 DatabaseErrorKind::Unknown => None,
                 _ => Some(true),
@@ -118,10 +152,15 @@ mod sqlite {
     use diesel::result::DatabaseErrorKind;
     use diesel::sqlite::Sqlite;
     use diesel_async::{AsyncConnection, RunQueryDsl};
+    use posthaste_core::EventId;
     use posthaste_sql::SqliteStore;
+    use posthaste_sql::driver::{Insert, Parameter};
 
     use super::{DieselStore, sealed};
     use crate::statement::Statement;
+
+    /// The most ids of a question: any SQLite has room for as many values.
+    const MOST_IDS: usize = 512;
 
     impl DieselStore for SqliteStore {
         type Backend = Sqlite;
@@ -133,9 +172,45 @@ mod sqlite {
             statement.execute(conn).await?;
             Ok(false)
         }
+
+        async fn are_there<C>(&self, conn: &mut C, ids: &[EventId]) -> QueryResult<bool>
+        where
+            C: AsyncConnection<Backend = Sqlite>,
+        {
+            for some in ids.chunks(MOST_IDS) {
+                let all: bool = Statement::new(count(self, some)).get_result(conn).await?;
+                if !all {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        }
+    }
+
+    /// Whether as many rows are there as there are ids.
+    fn count<'i>(store: &SqliteStore, ids: &'i [EventId]) -> Insert<'i> {
+        let table = store.table();
+        let schema = table.schema().map_or_else(String::new, |schema| format!("\"{schema}\"."));
+        // Filled up to a power of two, so that there are few statements to prepare.
+        let places = ids.len().next_power_of_two();
+        let sql = format!(
+            "SELECT COUNT(*) = ? FROM {schema}\"{}\" WHERE event_id IN ({})",
+            table.name(),
+            vec!["?"; places].join(", "),
+        );
+        let number = i64::try_from(ids.len()).expect("there are no more than fit into a question");
+        let last = ids.iter().rev().take(1).cycle();
+        let ids = ids.iter().chain(last).take(places).map(|id| Parameter::Text(Some(id.as_str().into())));
+        Insert { sql, parameters: std::iter::once(Parameter::Number(Some(number))).chain(ids).collect() }
     }
 
     impl sealed::Dialect for SqliteStore {
+        /// In a transaction the first of them is refused, and the second not carried out.
+        const PROBE: Option<sealed::Probe> = Some(sealed::Probe {
+            sql: "BEGIN; ROLLBACK",
+            refused_inside: "cannot start a transaction within a transaction",
+        });
+
         /// One that first reads and then writes would be refused, without any waiting, if another wrote in between.
         const BEGIN: Option<&'static str> = Some("BEGIN IMMEDIATE");
 

@@ -14,6 +14,7 @@ use futures_util::future::BoxFuture;
 use posthaste_core::store::{CommitError, Error};
 use posthaste_core::{EventId, IntoEvent, Outbox, Receipt, TransactionError, WriteError};
 
+use crate::insert::Known;
 use crate::outbox::AsyncWork;
 use crate::store::DieselStore;
 use crate::{fault, insert};
@@ -35,10 +36,14 @@ pub struct Transaction<'c, C: AsyncConnection, S: DieselStore> {
     conn: &'c mut C,
     /// How deep the connection was before: 0, or 1 in a transaction of a test.
     base: u32,
-    /// For what was written.
+    /// For what was written in the transaction itself.
     receipt: Option<Receipt>,
-    /// Whether all that was written was written by one insert, which went well, and nobody had the connection since.
-    inserted_last: AtomicBool,
+    /// For what was written in savepoints, of which nobody says how they end.
+    nested: Option<Receipt>,
+    /// Whether somebody had the connection since our last statement on it, which went well.
+    lent: AtomicBool,
+    /// Whether somebody had it since the first write.
+    in_doubt: bool,
     state: State,
 }
 
@@ -75,19 +80,18 @@ where
         &mut self,
         events: impl IntoIterator<Item = E> + Send,
     ) -> Result<Vec<EventId>, WriteError> {
-        let inserted_last = std::mem::take(self.inserted_last.get_mut());
-        let receipt = insert::write(&self.outbox, &mut *self.conn, events).await?;
-        let ids = receipt.ids();
-        if ids.is_empty() {
-            // Without rows there was no statement.
-            *self.inserted_last.get_mut() = inserted_last;
-            return Ok(ids);
+        // It stays so if this fails or is cut off.
+        let lent = std::mem::replace(self.lent.get_mut(), true);
+        self.in_doubt |= lent && self.receipt.is_some();
+        let known = if lent { Known::Begun } else { Known::Open };
+        let written = insert::write(&self.outbox, &mut *self.conn, events, known).await?;
+        let ids = written.receipt.ids();
+        // Without rows there was no statement.
+        *self.lent.get_mut() = lent && ids.is_empty();
+        if !ids.is_empty() {
+            let earlier = if written.nested { &mut self.nested } else { &mut self.receipt };
+            *earlier = join(earlier.take(), Some(written.into_receipt()));
         }
-        *self.inserted_last.get_mut() = self.receipt.is_none();
-        self.receipt = Some(match self.receipt.take() {
-            Some(earlier) => earlier.and(receipt),
-            None => receipt,
-        });
         Ok(ids)
     }
 
@@ -113,13 +117,16 @@ where
 
     async fn commit(mut self) -> Result<(), CommitError> {
         if let Err(error) = self.may_commit().await {
+            if matches!(error, CommitError::Unknown(_)) {
+                drop(self.take_receipt());
+            }
             self.roll_back().await;
-            return Err(CommitError::NotCommitted(error));
+            return Err(error);
         }
         self.state = State::Committing;
         let Err(error) = C::TransactionManager::commit_transaction(self.conn).await else {
             self.state = State::Ended;
-            match self.receipt.take() {
+            match self.take_receipt() {
                 Some(receipt) if self.base == 0 => receipt.dispatch(),
                 // Only a savepoint was kept.
                 unknown => drop(unknown),
@@ -132,7 +139,7 @@ where
             None => self.conn.batch_execute("SELECT 1").await.is_ok(),
         };
         let error = fault::of_control(self.outbox.store(), error);
-        let receipt = self.receipt.take();
+        let receipt = self.take_receipt();
         self.roll_back().await;
         if certain {
             receipt.into_iter().for_each(Receipt::rolled_back);
@@ -142,24 +149,55 @@ where
         }
     }
 
-    /// Whether a commit would be one.
-    async fn may_commit(&mut self) -> Result<(), Error> {
+    /// Whether a commit would be one, and what of the events will be there after it.
+    async fn may_commit(&mut self) -> Result<(), CommitError> {
+        let depth = insert::open(self.conn).map_err(CommitError::NotCommitted)?.depth;
+        if depth <= self.base {
+            return Err(CommitError::Unknown(Error::Refused(insert::ENDED.into())));
+        }
         // diesel-async would end the savepoint, and nothing else.
-        if insert::open(self.conn)?.depth != self.base + 1 {
-            return Err(Error::Refused(LEFT_OPEN.into()));
+        if depth > self.base + 1 {
+            return Err(CommitError::NotCommitted(Error::Refused(LEFT_OPEN.into())));
         }
-        match S::BEFORE_COMMIT {
-            // The insert would have failed in a transaction that has failed.
-            Some(question) if !*self.inserted_last.get_mut() => {
-                let asked = self.conn.batch_execute(question).await;
-                asked.map_err(|error| fault::of_control(self.outbox.store(), error))
-            }
-            _ => Ok(()),
+        if !*self.lent.get_mut() && !self.in_doubt {
+            // A statement that failed would have been one of ours.
+            return Ok(());
         }
+        if let Some(question) = S::BEFORE_COMMIT
+            && let Err(error) = self.conn.batch_execute(question).await
+        {
+            let error = fault::of_control(self.outbox.store(), error);
+            // A transaction that has failed refuses this, too. Without one it may have been committed.
+            let ended = self.conn.batch_execute("SELECT 1").await.is_ok();
+            return Err(if ended { CommitError::Unknown(error) } else { CommitError::NotCommitted(error) });
+        }
+        let store = self.outbox.store();
+        let ids = self.receipt.as_ref().map(Receipt::ids).unwrap_or_default();
+        match store.are_there(self.conn, &ids).await {
+            Ok(true) => {}
+            // They were in a savepoint that was undone; the poller sees which.
+            Ok(false) => self.receipt = self.receipt.take().map(Receipt::nested),
+            Err(error) => return Err(CommitError::NotCommitted(fault::of_control(store, error))),
+        }
+        Ok(())
+    }
+
+    /// One receipt for everything.
+    fn take_receipt(&mut self) -> Option<Receipt> {
+        join(self.receipt.take(), self.nested.take())
     }
 
     /// Rolls back whatever is open. Where that fails, nobody is to use the connection again.
     async fn roll_back(&mut self) {
+        if insert::is_cut_off(self.conn) {
+            // diesel-async cannot do it any more. The rest of a test's transaction is not ours.
+            if self.base == 0
+                && let Err(error) = self.conn.batch_execute("ROLLBACK").await
+            {
+                tracing::debug!(%error, "a transaction could not be rolled back");
+            }
+            return;
+        }
         while let Ok(before) = insert::open(self.conn)
             && before.depth > self.base
         {
@@ -189,8 +227,8 @@ where
         Ok(_) => return Err(TransactionError::Begin(Error::Refused(INSIDE.into())).into()),
         Err(error) => return Err(TransactionError::Begin(error).into()),
     };
-    let (outbox, receipt, state) = (outbox.clone(), None, State::Open);
-    let mut tx = Transaction { outbox, conn, base, receipt, inserted_last: AtomicBool::new(false), state };
+    let (outbox, lent, state) = (outbox.clone(), AtomicBool::new(false), State::Open);
+    let mut tx = Transaction { outbox, conn, base, receipt: None, nested: None, lent, in_doubt: false, state };
     tx.begin().await?;
     // Boxed, because the compiler cannot see of the closure's future that it is `Send` while its lifetime is open.
     let work: BoxFuture<'_, _> = Box::pin(work(&mut tx));
@@ -211,6 +249,10 @@ where
     }
 }
 
+fn join(earlier: Option<Receipt>, later: Option<Receipt>) -> Option<Receipt> {
+    earlier.into_iter().chain(later).reduce(Receipt::and)
+}
+
 impl<C: AsyncConnection, S: DieselStore> Drop for Transaction<'_, C, S> {
     fn drop(&mut self) {
         // What panics in diesel-async while a statement is dropped would panic here again, and end the process.
@@ -218,7 +260,7 @@ impl<C: AsyncConnection, S: DieselStore> Drop for Transaction<'_, C, S> {
             // It is still open, and what comes next would be a savepoint in it that nobody commits.
             C::TransactionManager::transaction_manager_status_mut(self.conn).set_in_error();
         }
-        match self.receipt.take() {
+        match join(self.receipt.take(), self.nested.take()) {
             Some(receipt) if self.state != State::Committing => receipt.rolled_back(),
             unknown => drop(unknown),
         }
@@ -230,21 +272,22 @@ impl<C: AsyncConnection, S: DieselStore> Deref for Transaction<'_, C, S> {
 
     /// A shared connection of PostgreSQL carries out statements, too.
     fn deref(&self) -> &C {
-        self.inserted_last.store(false, Ordering::Relaxed);
+        self.lent.store(true, Ordering::Relaxed);
         self.conn
     }
 }
 
 impl<C: AsyncConnection, S: DieselStore> DerefMut for Transaction<'_, C, S> {
     fn deref_mut(&mut self) -> &mut C {
-        *self.inserted_last.get_mut() = false;
+        *self.lent.get_mut() = true;
         self.conn
     }
 }
 
 impl<C: AsyncConnection, S: DieselStore> fmt::Debug for Transaction<'_, C, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let written = self.receipt.as_ref().map_or(0, |receipt| receipt.rows().count());
+        let written: usize =
+            [&self.receipt, &self.nested].into_iter().flatten().map(|receipt| receipt.rows().count()).sum();
         f.debug_struct("Transaction").field("written", &written).finish_non_exhaustive()
     }
 }

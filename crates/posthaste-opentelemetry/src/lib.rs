@@ -45,8 +45,9 @@
 //!
 //! The headers `traceparent` and `tracestate` of the W3C's recommendation, and [if asked to](TraceContext::with_baggage)
 //! `baggage`. An event that has a `traceparent` already keeps it, with all its other headers: so an event that is passed on
-//! from elsewhere can stay in its trace. What would be over a limit is left out; a write never fails because of it. Where no
-//! trace is under way, nothing is added.
+//! from elsewhere can stay in its trace. A `tracestate` without one belongs to no trace, and is dropped when a `traceparent` is
+//! added. What would be over a limit is left out; a write never fails because of it. Where no trace is under way, nothing is
+//! added.
 //!
 //! # Which context, and which spans
 //!

@@ -3,7 +3,8 @@
 use opentelemetry::Context;
 use opentelemetry::baggage::{Baggage, BaggageExt};
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
-use posthaste_core::Event;
+use posthaste_core::event::{Availability, Payload};
+use posthaste_core::{Event, EventBuilder};
 
 pub(crate) const TRACEPARENT: &str = "traceparent";
 pub(crate) const TRACESTATE: &str = "tracestate";
@@ -43,7 +44,7 @@ impl Headers {
     pub(crate) fn added_to(&self, event: &Event) -> Option<Event> {
         let baggage = self.baggage.as_ref().filter(|_| header(event, BAGGAGE).is_none());
         let with = |tracestate: Option<&String>, baggage: Option<&String>| {
-            let mut builder = event.to_builder().header(TRACEPARENT, &self.traceparent);
+            let mut builder = without_tracestate(event)?.header(TRACEPARENT, &self.traceparent);
             for (key, value) in [(TRACESTATE, tracestate), (BAGGAGE, baggage)] {
                 if let Some(value) = value {
                     builder = builder.header(key, value);
@@ -53,6 +54,41 @@ impl Headers {
         };
         let tracestate = self.tracestate.as_ref();
         with(tracestate, baggage).or_else(|| with(tracestate, None)).or_else(|| with(None, None))
+    }
+}
+
+/// The event without a tracestate, however its name is written: it belongs to a traceparent that is not there. Nothing for an
+/// event of a kind that is new, which stays as it is.
+fn without_tracestate(event: &Event) -> Option<EventBuilder> {
+    if header(event, TRACESTATE).is_none() {
+        return Some(event.to_builder());
+    }
+    // A builder takes no header back, so it is made of the rest.
+    let kept = event.headers().iter().filter(|(key, _)| !key.eq_ignore_ascii_case(TRACESTATE));
+    let mut builder = Event::builder(event.event_type())
+        .id(event.id())
+        .aggregate_type(event.aggregate_type())
+        .content_type(event.content_type())
+        .occurred_at(event.occurred_at())
+        .headers(kept);
+    if let Some(aggregate_id) = event.aggregate_id() {
+        builder = builder.aggregate_id(aggregate_id);
+    }
+    if let Some(tenant_id) = event.tenant_id() {
+        builder = builder.tenant_id(tenant_id);
+    }
+    if let Some(topic) = event.topic() {
+        builder = builder.topic(topic);
+    }
+    builder = match event.availability() {
+        Availability::Now => builder,
+        Availability::At(moment) => builder.available_at(moment),
+        Availability::After(delay) => builder.deliver_after(delay),
+    };
+    match event.payload() {
+        Payload::Json(json) => Some(builder.json_text(&**json)),
+        Payload::Bytes(bytes) => Some(builder.bytes(&**bytes)),
+        _ => None,
     }
 }
 
@@ -123,7 +159,10 @@ fn percent_decoded(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use opentelemetry::StringValue;
+    use posthaste_core::Timestamp;
 
     use super::*;
 
@@ -267,6 +306,42 @@ mod tests {
             assert_eq!(keys, expected, "{room}");
         }
         assert!(headers.added_to(&event(&[("x", &"x".repeat(full - parent + 1))])).is_none());
+    }
+
+    #[test]
+    fn a_tracestate_of_another_trace_is_dropped() {
+        let foreign =
+            [("tracestate", "theirs=1"), ("Tracestate", "theirs=2"), ("TRACESTATE", "theirs=3"), ("x", "kept")];
+        for ours in ["a=1", ""] {
+            let headers = Headers::of(&Context::new().with_remote_span_context(span_context(ours)), false);
+            let added = headers.and_then(|headers| headers.added_to(&event(&foreign))).expect("there is room");
+            assert_eq!(added.header(TRACESTATE), Some(ours).filter(|state| !state.is_empty()));
+            let of_traces = added.headers().keys().filter(|key| key.to_lowercase().starts_with("trace")).count();
+            assert_eq!((of_traces, added.header("x")), (if ours.is_empty() { 1 } else { 2 }, Some("kept")));
+            let read = stored(&added, false).expect("it is well formed").expect("there is one");
+            assert_eq!(read.span().span_context().trace_state().header(), ours);
+        }
+    }
+
+    #[test]
+    fn nothing_but_the_tracestate_is_dropped() {
+        let every = || {
+            let event = Event::builder("OrderPlaced").id("an id").aggregate("Order", 7).tenant_id("").topic("orders");
+            let event = event.content_type("application/vnd.order+json").occurred_at(Timestamp::from_micros(-1));
+            event.version(3).header("x", "kept")
+        };
+        let soon = Duration::from_secs(5);
+        let shapes = [
+            every().json_text("{ \"a\" : 1.10 }").available_at(Timestamp::from_micros(9)),
+            every().bytes([0, 255]).deliver_after(soon),
+            Event::builder("Bare").id("another").occurred_at(Timestamp::from_micros(1)).json_text("null"),
+        ];
+        for shape in shapes {
+            let plain = shape.clone().build().expect("within the limits");
+            let foreign = shape.header("TraceState", "theirs=1").build().expect("within the limits");
+            let rest = without_tracestate(&foreign).expect("it is of a known kind").build();
+            assert_eq!(rest.expect("within the limits"), plain);
+        }
     }
 
     #[test]

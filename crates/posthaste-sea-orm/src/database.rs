@@ -5,7 +5,7 @@ use posthaste_sql::TableName;
 use posthaste_sql::driver::DriverStore;
 use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, DbErr};
 
-use crate::fault;
+use crate::{count, fault};
 
 /// A store whose table SeaORM's transactions can write to: `PgStore`, `MySqlStore` and `SqliteStore`, each with its feature.
 pub trait SeaOrmStore: DriverStore + sealed::Known {}
@@ -88,39 +88,48 @@ pub(crate) fn quoted<S: SeaOrmStore>(store: &S) -> String {
 const COMMIT_POSTGRES: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT AND CHAIN";
 const COMMIT_MYSQL: &str = "COMMIT AND CHAIN";
 
-/// SQLite has no chains, so this follows. Its driver would not get over a rollback that is refused.
-const CHAIN_SQLITE: &str =
-    "BEGIN; SAVEPOINT _sqlx_savepoint_1; SAVEPOINT _sqlx_savepoint_2; SAVEPOINT _sqlx_savepoint_3";
-
 /// What is said to who goes on in a transaction that is none any more.
 const ROLLED_BACK: &str = "the database has rolled the transaction back, because an inner one was refused or cut off, or a \
-                           statement lost a conflict; begin another";
+                           statement lost a conflict or had it rolled back; begin another";
+
+/// Why a transaction is not open, or cannot be asked.
+pub(crate) struct NotOpen {
+    pub(crate) error: Error,
+    /// Whether it is certain that there is no transaction any more.
+    pub(crate) ended: bool,
+}
 
 /// Fails unless the transaction is open. SeaORM rolls back all of it when an inner one cannot be begun, or when that is cut off,
 /// and some databases do so by themselves; what follows would be stored on its own.
-pub(crate) async fn expect_open<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction) -> Result<(), Error> {
-    let closed = || Err(Error::Refused(ROLLED_BACK.into()));
+pub(crate) async fn expect_open<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction) -> Result<(), NotOpen> {
+    let ended = || Err(NotOpen { error: Error::Refused(ROLLED_BACK.into()), ended: true });
+    let unknown = |error| NotOpen { error: fault::classify(store, &[], error), ended: false };
     match S::BACKEND {
         // Refused outside of one, and in one that has failed.
         DbBackend::Postgres => {
             let asked = tx.execute_unprepared("SAVEPOINT posthaste_open; RELEASE SAVEPOINT posthaste_open").await;
-            asked.map(drop).map_err(|error| fault::classify(store, &[], error))
+            asked.map(drop).map_err(unknown)
         }
         // Refused in one, and changes nothing outside.
         DbBackend::MySql => match tx.execute_unprepared("SET TRANSACTION READ WRITE").await {
-            Ok(_) => closed(),
+            Ok(_) => ended(),
             Err(error) if fault::code_of(&error).as_deref() == Some(IN_PROGRESS) => Ok(()),
-            Err(error) => Err(fault::classify(store, &[], error)),
+            Err(error) => Err(unknown(error)),
         },
         _ => match tx.execute_unprepared("BEGIN").await {
             Ok(_) => {
-                tx.execute_unprepared("ROLLBACK").await.map_err(|error| fault::classify(store, &[], error))?;
-                closed()
+                tx.execute_unprepared("ROLLBACK").await.map_err(unknown)?;
+                ended()
             }
             Err(error) if error.to_string().contains("within a transaction") => Ok(()),
-            Err(error) => Err(fault::classify(store, &[], error)),
+            Err(error) => Err(unknown(error)),
         },
     }
+}
+
+/// Whether it is certain that there is no transaction any more.
+pub(crate) async fn has_ended<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction) -> bool {
+    matches!(expect_open(store, tx).await, Err(NotOpen { ended: true, .. }))
 }
 
 /// The number for a transaction that is in progress.
@@ -128,6 +137,10 @@ const IN_PROGRESS: &str = "1568";
 
 /// Rolls back all of a transaction, also what somebody began inside of it and still has.
 pub(crate) async fn roll_back<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction) -> Result<(), Error> {
+    if S::BACKEND == DbBackend::Sqlite {
+        count::clear(&tx).await;
+        return Ok(());
+    }
     let sql = if S::BACKEND == DbBackend::Postgres { "ROLLBACK AND CHAIN" } else { "ROLLBACK" };
     match tx.execute_unprepared(sql).await {
         // It says yes outside of a transaction, too, where a chain would begin one of which SeaORM knows nothing.
@@ -136,10 +149,6 @@ pub(crate) async fn roll_back<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction
                 tracing::debug!(%error, "there was nothing left to roll back");
             }
             Ok(())
-        }
-        Ok(_) if S::BACKEND == DbBackend::Sqlite => {
-            let chained = tx.execute_unprepared(CHAIN_SQLITE).await;
-            chained.map(drop).map_err(|error| fault::classify(store, &[], error))
         }
         Ok(_) => Ok(()),
         Err(_) => tx.rollback().await.map_err(|error| fault::classify(store, &[], error)),
@@ -155,11 +164,21 @@ pub(crate) async fn commit<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction) -
         _ => "COMMIT",
     };
     let committed: Result<_, DbErr> = tx.execute_unprepared(sql).await;
-    committed.map_err(|error| fault::classify_commit(store, error))?;
-    if S::BACKEND == DbBackend::Sqlite
-        && let Err(error) = tx.execute_unprepared(CHAIN_SQLITE).await
-    {
-        tracing::warn!(%error, "a connection was left in an unknown state after its commit");
+    if S::BACKEND == DbBackend::Sqlite {
+        match &committed {
+            // SQLite has no chains, and its driver would not get over a rollback that is refused.
+            Ok(_) => {
+                if let Err(error) = tx.execute_unprepared(count::STAND_IN).await {
+                    tracing::warn!(%error, "a connection was left in an unknown state after its commit");
+                }
+            }
+            // Some errors leave the transaction open, others do not.
+            Err(_) => {
+                if has_ended(store, &tx).await {
+                    count::clear(&tx).await;
+                }
+            }
+        }
     }
-    Ok(())
+    committed.map(drop).map_err(|error| fault::classify_commit(store, error))
 }

@@ -6,13 +6,14 @@ use posthaste_core::outbox::TransactionError;
 use posthaste_core::store::Error;
 use posthaste_core::{IntoEvent, Outbox, Receipt, WriteError};
 use sea_orm::{
-    DatabaseConnection, DatabaseTransaction, SqliteTransactionMode, TransactionOptions, TransactionTrait as _,
+    DatabaseConnection, DatabaseTransaction, DbBackend, SqliteTransactionMode, TransactionOptions,
+    TransactionTrait as _,
 };
 
-use crate::database::{SeaOrmStore, expect};
-use crate::fault;
+use crate::database::{SeaOrmStore, expect, has_ended};
 use crate::insert::{Kept, Refused, insert};
 use crate::transaction::Transaction;
+use crate::{count, fault};
 
 /// Writes events in transactions of SeaORM. Every [`Outbox`] on a store in a database that SeaORM knows has it.
 pub trait OutboxExt {
@@ -143,8 +144,7 @@ pub trait OutboxExt {
     /// Writes several events in a transaction that is yours, in few statements. Otherwise like [`write_in`](Self::write_in).
     ///
     /// # Errors
-    /// As those of [`write_in`](Self::write_in). On SQLite and MySQL some of very many may be in the transaction then: roll it
-    /// back.
+    /// As those of [`write_in`](Self::write_in). None of them is written then.
     fn write_all_in<E: IntoEvent>(
         &self,
         tx: &DatabaseTransaction,
@@ -165,7 +165,17 @@ impl<S: SeaOrmStore> OutboxExt for Outbox<S> {
         let options = TransactionOptions { sqlite_transaction_mode: Some(mode), ..options };
         // sqlx forgets a BEGIN whose answer nobody waited for, and its connection would return to the pool inside of it.
         let db = db.clone();
-        let begun = self.finish(async move { db.begin_with_options(options).await }).await;
+        let begin = async move {
+            loop {
+                let tx = db.begin_with_options(options).await?;
+                if S::BACKEND != DbBackend::Sqlite || !count::is_inner(&tx).await {
+                    return Ok(tx);
+                }
+                // It goes back to the pool as one that is as good as new.
+                count::clear(&tx).await;
+            }
+        };
+        let begun = self.finish(begin).await;
         let tx = begun.map_err(|error| fault::classify(self.store(), &[], error))?;
         Ok(Transaction::new(self.clone(), tx))
     }
@@ -196,11 +206,18 @@ impl<S: SeaOrmStore> OutboxExt for Outbox<S> {
         tx: &DatabaseTransaction,
         events: impl IntoIterator<Item = E> + Send,
     ) -> Result<Receipt, WriteError> {
-        let receipt = self.prepare(events)?;
+        // Where nobody says that there is no savepoint around it, it is for the poller, and so it is leased to nobody.
+        let receipt = match S::BACKEND {
+            DbBackend::Postgres => self.prepare(events)?,
+            _ => self.prepare_nested(events)?,
+        };
         match insert(self.store(), tx, receipt.rows_to_insert()).await {
             Ok(Kept::Surely) => Ok(receipt),
             Ok(Kept::Perhaps) => Ok(receipt.nested()),
-            Err(Refused { error, partly }) => {
+            Err(Refused { error, partly, .. }) => {
+                if S::BACKEND == DbBackend::Sqlite && has_ended(self.store(), tx).await {
+                    count::stand_in(tx).await;
+                }
                 let error = WriteError::of_store(receipt.rows_to_insert(), error);
                 // Dropped, it leaves to the poller what may be in the transaction.
                 if !partly {

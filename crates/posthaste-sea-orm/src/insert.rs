@@ -7,7 +7,7 @@ use posthaste_core::store::{Error, NewRow};
 use posthaste_sql::driver::{Insert, Parameter};
 use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, Statement, Value};
 
-use crate::database::{SeaOrmStore, expect, expect_open, quoted};
+use crate::database::{NotOpen, SeaOrmStore, expect, expect_open, quoted};
 use crate::fault;
 
 /// The most ids of a question: a statement of any database has room for them.
@@ -26,41 +26,71 @@ pub(crate) struct Refused {
     pub(crate) error: Error,
     /// Whether some of them may be in the transaction.
     pub(crate) partly: bool,
+    /// Whether there is no transaction any more.
+    pub(crate) ended: bool,
 }
 
-/// Inserts rows.
+impl From<NotOpen> for Refused {
+    fn from(NotOpen { error, ended }: NotOpen) -> Self {
+        Self { error, partly: false, ended }
+    }
+}
+
+impl Refused {
+    fn unless_undone(error: Error, undone: bool) -> Self {
+        Self { error, partly: !undone, ended: false }
+    }
+}
+
+/// Inserts rows: all of them, or none.
 pub(crate) async fn insert<S: SeaOrmStore>(
     store: &S,
     tx: &DatabaseTransaction,
     rows: &[NewRow],
 ) -> Result<Kept, Refused> {
-    let untouched = |error| Refused { error, partly: false };
+    let untouched = |error| Refused::unless_undone(error, true);
     expect::<S>(tx.get_database_backend()).map_err(untouched)?;
     if !rows.is_empty() {
-        expect_open(store, tx).await.map_err(untouched)?;
+        expect_open(store, tx).await?;
+    }
+    let inserts = store.inserts(rows);
+    // Set by hand: one of SeaORM's takes the transaction along when it is cut off. PostgreSQL undoes all that came before.
+    let savepoint = inserts.len() > 1 && S::BACKEND != DbBackend::Postgres;
+    if savepoint {
+        let set = tx.execute_unprepared("SAVEPOINT posthaste_insert").await;
+        set.map_err(|error| untouched(fault::classify(store, &[], error)))?;
     }
     // Where nobody says, it is to be looked at.
     let mut kept = if S::BACKEND == DbBackend::Postgres { Kept::Surely } else { Kept::Perhaps };
-    for (number, insert) in store.inserts(rows).into_iter().enumerate() {
+    for insert in inserts {
         match insert_once::<S>(tx, insert).await {
             Ok(Kept::Surely) => {}
             Ok(Kept::Perhaps) => kept = Kept::Perhaps,
             Err(error) => {
-                // PostgreSQL undoes what came before it, too.
-                let partly = number > 0 && S::BACKEND != DbBackend::Postgres;
+                let undone = !savepoint || undo(tx).await;
                 let mut error = fault::classify(store, rows, error);
-                if S::BACKEND == DbBackend::Sqlite && !partly {
+                if S::BACKEND == DbBackend::Sqlite && undone {
                     error = named(store, tx, rows, error).await;
                 }
-                return Err(Refused { error, partly });
+                return Err(Refused::unless_undone(error, undone));
             }
         }
+    }
+    if savepoint && let Err(error) = tx.execute_unprepared("RELEASE SAVEPOINT posthaste_insert").await {
+        let undone = undo(tx).await;
+        return Err(Refused::unless_undone(fault::classify(store, &[], error), undone));
     }
     Ok(kept)
 }
 
+/// Undoes what was inserted before an error, and says whether that is certain.
+async fn undo(tx: &DatabaseTransaction) -> bool {
+    let undo = "ROLLBACK TO SAVEPOINT posthaste_insert; RELEASE SAVEPOINT posthaste_insert";
+    tx.execute_unprepared(undo).await.is_ok()
+}
+
 async fn insert_once<S: SeaOrmStore>(tx: &DatabaseTransaction, insert: Insert<'_>) -> Result<Kept, sea_orm::DbErr> {
-    let values = insert.parameters.into_iter().map(value);
+    let values = insert.parameters.into_iter().map(value).collect::<Result<Vec<_>, _>>()?;
     let statement = Statement::from_sql_and_values(S::BACKEND, insert.sql, values);
     if S::BACKEND != DbBackend::Postgres {
         tx.execute_raw(statement).await?;
@@ -98,13 +128,16 @@ fn look<S: SeaOrmStore>(select: &str, ids: &[&EventId]) -> Statement {
     Statement::from_sql_and_values(S::BACKEND, format!("{select} WHERE event_id IN ({places})"), values)
 }
 
-fn value(parameter: Parameter<'_>) -> Value {
-    match parameter {
+const OTHER_VERSION: &str =
+    "posthaste-sql binds a kind of value that this posthaste-sea-orm does not know: use versions that belong together";
+
+fn value(parameter: Parameter<'_>) -> Result<Value, sea_orm::DbErr> {
+    Ok(match parameter {
         Parameter::Text(text) => text.map(Cow::into_owned).into(),
         Parameter::Bytes(bytes) => bytes.map(<[u8]>::to_vec).into(),
         Parameter::Number(number) => number.into(),
-        other => unreachable!("a parameter of a kind that this version does not know: {other:?}"),
-    }
+        _ => return Err(sea_orm::DbErr::Custom(OTHER_VERSION.to_owned())),
+    })
 }
 
 /// Whether all these rows are in the table, as the transaction sees it.

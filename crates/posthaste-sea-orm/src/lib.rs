@@ -69,6 +69,8 @@
 //! `postgres`, `mysql` and `sqlite`, for the stores and for SeaORM's drivers alike. Without one of them there is nothing here.
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod count;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod database;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod ext;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use posthaste_core::store::Error;
-use sea_orm::{DbErr, TransactionTrait};
+use sea_orm::TransactionTrait;
 
 use crate::database::SeaOrmStore;
 use crate::fault;
@@ -57,16 +57,18 @@ impl<S: SeaOrmStore> Transaction<S> {
     /// # Cancellation
     /// The transaction has then ended, rolled back. What is still tried in it is refused.
     pub async fn savepoint(&mut self) -> Result<Savepoint<'_, S>, Error> {
-        let mut own = self.own.take().ok_or_else(ended)?;
+        let own = self.own.take().ok_or_else(ended)?;
         let mark = Mark { savepoints: own.savepoints.len(), writes: own.written.len() };
+        let outbox = self.outbox.clone();
         // sqlx rolls the whole transaction back when this fails, and further statements would be on their own.
         let set = async move {
-            let savepoint = own.connection().begin().await?;
-            own.savepoints.push(savepoint);
+            let mut own = own.still_open(outbox.store()).await?;
+            let set = own.connection().begin().await;
+            own.savepoints.push(set.map_err(|error| fault::classify(outbox.store(), &[], error))?);
             Ok(own)
         };
-        let set: Result<Own, DbErr> = self.outbox.finish(set).await;
-        self.own = Some(set.map_err(|error| fault::classify(self.outbox.store(), &[], error))?);
+        let set: Result<Own, Error> = self.outbox.finish(set).await;
+        self.own = Some(set?);
         Ok(Savepoint { tx: self, mark, open: true })
     }
 }
@@ -75,7 +77,7 @@ impl<S: SeaOrmStore> Savepoint<'_, S> {
     /// Keeps what was done in it, as a part of the transaction around it.
     ///
     /// # Errors
-    /// When the database refuses it; then it is undone.
+    /// When the database refuses it; then it is undone. When the database has rolled the transaction back, that has ended.
     ///
     /// # Cancellation
     /// The transaction has then ended, rolled back.
@@ -96,9 +98,11 @@ impl<S: SeaOrmStore> Savepoint<'_, S> {
 
     async fn end(mut self, keep: bool) -> Result<(), Error> {
         let mark = self.mark;
-        let mut own = self.tx.own.take().ok_or_else(ended)?;
+        let own = self.tx.own.take().ok_or_else(ended)?;
         self.open = false;
+        let outbox = self.tx.outbox.clone();
         let end = async move {
+            let mut own = own.still_open(outbox.store()).await?;
             // Inner ones that were forgotten are undone.
             own.savepoints.truncate(mark.savepoints + 1);
             let savepoint = own.savepoints.pop().expect("a savepoint ends once");
@@ -107,11 +111,11 @@ impl<S: SeaOrmStore> Savepoint<'_, S> {
             if !keep || ended.is_err() {
                 own.written.forget_since(mark.writes);
             }
-            (own, ended)
+            Ok((own, ended.map_err(|error| fault::classify(outbox.store(), &[], error))))
         };
-        let (own, ended) = self.tx.outbox.finish(end).await;
+        let (own, ended) = self.tx.outbox.finish(end).await?;
         self.tx.own = Some(own);
-        ended.map_err(|error| fault::classify(self.tx.outbox.store(), &[], error))
+        ended
     }
 }
 

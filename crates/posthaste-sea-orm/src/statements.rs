@@ -1,6 +1,6 @@
 //! Statements on a transaction, so that entities run on it behind any reference.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::Pin;
 
 use sea_orm::{ConnectionTrait, DbBackend, DbErr, ExecResult, QueryResult, Statement};
@@ -12,11 +12,16 @@ use crate::transaction::Transaction;
 /// What a method of SeaORM's trait gives.
 type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, DbErr>> + Send + 'a>>;
 
+/// The answer of a transaction that has ended.
+fn refused<'a, T: Send + 'a>(error: DbErr) -> Answer<'a, T> {
+    Box::pin(ready(Err(error)))
+}
+
 macro_rules! on {
     ($connection:ty) => {
         impl<S: SeaOrmStore> ConnectionTrait for $connection {
             fn get_database_backend(&self) -> DbBackend {
-                (**self).get_database_backend()
+                S::BACKEND
             }
 
             fn execute_raw<'s, 'a>(&'s self, statement: Statement) -> Answer<'a, ExecResult>
@@ -24,7 +29,7 @@ macro_rules! on {
                 's: 'a,
                 Self: 'a,
             {
-                (**self).execute_raw(statement)
+                self.connection().map_or_else(refused, |tx| tx.execute_raw(statement))
             }
 
             fn execute_unprepared<'s, 'q, 'a>(&'s self, sql: &'q str) -> Answer<'a, ExecResult>
@@ -33,7 +38,7 @@ macro_rules! on {
                 'q: 'a,
                 Self: 'a,
             {
-                (**self).execute_unprepared(sql)
+                self.connection().map_or_else(refused, |tx| tx.execute_unprepared(sql))
             }
 
             fn query_one_raw<'s, 'a>(&'s self, statement: Statement) -> Answer<'a, Option<QueryResult>>
@@ -41,7 +46,7 @@ macro_rules! on {
                 's: 'a,
                 Self: 'a,
             {
-                (**self).query_one_raw(statement)
+                self.connection().map_or_else(refused, |tx| tx.query_one_raw(statement))
             }
 
             fn query_all_raw<'s, 'a>(&'s self, statement: Statement) -> Answer<'a, Vec<QueryResult>>
@@ -49,11 +54,7 @@ macro_rules! on {
                 's: 'a,
                 Self: 'a,
             {
-                (**self).query_all_raw(statement)
-            }
-
-            fn support_returning(&self) -> bool {
-                (**self).support_returning()
+                self.connection().map_or_else(refused, |tx| tx.query_all_raw(statement))
             }
         }
     };

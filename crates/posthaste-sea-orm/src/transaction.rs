@@ -1,13 +1,16 @@
 //! A transaction of SeaORM's, begun by the outbox.
 
 use std::fmt;
+use std::future::Future;
 use std::ops::Deref;
+use std::pin::pin;
+use std::task::{Context, Waker};
 
 use posthaste_core::store::{CommitError, Error, NewRow};
 use posthaste_core::{EventId, IntoEvent, Outbox, Receipt, WriteError};
-use sea_orm::{DatabaseTransaction, DbBackend};
+use sea_orm::{DatabaseTransaction, DbBackend, DbErr, RuntimeErr};
 
-use crate::database::{SeaOrmStore, commit, expect_open, roll_back};
+use crate::database::{NotOpen, SeaOrmStore, commit, expect_open, roll_back};
 use crate::insert::{Kept, Refused, are_there, insert};
 
 /// A transaction of SeaORM's in which entities and events go together. From
@@ -15,6 +18,10 @@ use crate::insert::{Kept, Refused, are_there, insert};
 ///
 /// Entities run on `&*tx`: it dereferences to SeaORM's [`DatabaseTransaction`], and behind a reference it is a connection of
 /// SeaORM's itself. Dropping it rolls back.
+///
+/// It may end before its time: when a call in it was cut off, when a savepoint in it failed, or when the database has rolled it
+/// back. Calls of this type are refused from then on, and so are statements on `&tx`. `&*tx` panics, because SeaORM's
+/// transaction is gone.
 ///
 /// What SeaORM's own `begin` has begun inside of it should have ended before its commit. What has not is committed, too.
 ///
@@ -36,6 +43,14 @@ pub(crate) struct Own {
 }
 
 impl<S: SeaOrmStore> Transaction<S> {
+    /// SeaORM's, unless it has ended.
+    pub(crate) fn connection(&self) -> Result<&DatabaseTransaction, DbErr> {
+        match &self.own {
+            Some(own) => Ok(own.connection()),
+            None => Err(DbErr::Conn(RuntimeErr::Internal(ENDED.to_owned()))),
+        }
+    }
+
     pub(crate) fn new(outbox: Outbox<S>, tx: DatabaseTransaction) -> Self {
         Self { outbox, own: Some(Own { savepoints: Vec::new(), tx, written: Written::default() }) }
     }
@@ -55,8 +70,8 @@ impl<S: SeaOrmStore> Transaction<S> {
     /// Writes several events, in few statements. Gives the ids of those that were written, in their order.
     ///
     /// # Errors
-    /// When an event is not acceptable or the database does not take them. On SQLite and MySQL some of very many may be in the
-    /// transaction then: roll it back, or write them in a [`savepoint`](Self::savepoint).
+    /// When an event is not acceptable or the database does not take them; none of them is written then. When the database has
+    /// rolled the transaction back, that has ended.
     ///
     /// # Cancellation
     /// The transaction has then ended, rolled back.
@@ -69,18 +84,14 @@ impl<S: SeaOrmStore> Transaction<S> {
             receipt.never_written();
             return Ok(Vec::new());
         }
-        let Some(mut own) = self.own.take() else {
+        let Some(own) = self.own.take() else {
             let error = WriteError::of_store(receipt.rows_to_insert(), ended());
             receipt.never_written();
             return Err(error);
         };
         let outbox = self.outbox.clone();
-        let write = async move {
-            let written = own.write(outbox.store(), receipt).await;
-            (own, written)
-        };
-        let (own, written) = self.outbox.finish(write).await;
-        self.own = Some(own);
+        let (own, written) = self.outbox.finish(async move { own.write(outbox.store(), receipt).await }).await;
+        self.own = own;
         written
     }
 
@@ -114,31 +125,56 @@ impl Own {
         &self.tx
     }
 
-    async fn write<S: SeaOrmStore>(&mut self, store: &S, receipt: Receipt) -> Result<Vec<EventId>, WriteError> {
-        match insert(store, &self.tx, receipt.rows_to_insert()).await {
+    /// The same, unless SQLite has rolled it back. A savepoint would begin another one then, and its end store what is in it.
+    /// Elsewhere the database refuses the savepoint, or what is written in it.
+    pub(crate) async fn still_open<S: SeaOrmStore>(self, store: &S) -> Result<Self, Error> {
+        if S::BACKEND == DbBackend::Sqlite
+            && let Err(NotOpen { error, ended: true }) = expect_open(store, &self.tx).await
+        {
+            self.give_up(store).await;
+            return Err(error);
+        }
+        Ok(self)
+    }
+
+    /// Gives itself back, unless it has ended.
+    async fn write<S: SeaOrmStore>(
+        mut self,
+        store: &S,
+        receipt: Receipt,
+    ) -> (Option<Self>, Result<Vec<EventId>, WriteError>) {
+        let Refused { error, partly, ended } = match insert(store, &self.tx, receipt.rows_to_insert()).await {
             Ok(kept) => {
                 let ids = receipt.ids();
                 self.written.0.push((receipt, kept));
-                Ok(ids)
+                return (Some(self), Ok(ids));
             }
-            Err(Refused { error, partly }) => {
-                let error = WriteError::of_store(receipt.rows_to_insert(), error);
-                if partly {
-                    self.written.0.push((receipt, Kept::Perhaps));
-                } else {
-                    receipt.never_written();
-                }
-                Err(error)
-            }
+            Err(refused) => refused,
+        };
+        let error = WriteError::of_store(receipt.rows_to_insert(), error);
+        if partly {
+            self.written.0.push((receipt, Kept::Perhaps));
+        } else {
+            receipt.never_written();
         }
+        if ended {
+            self.give_up(store).await;
+            return (None, Err(error));
+        }
+        (Some(self), Err(error))
     }
 
     async fn commit<S: SeaOrmStore>(self, store: &S) -> Result<(), CommitError> {
-        let Self { savepoints, tx, mut written } = self;
         // PostgreSQL says so itself when it is asked to commit.
-        if S::BACKEND != DbBackend::Postgres {
-            expect_open(store, &tx).await.map_err(CommitError::NotCommitted)?;
+        if S::BACKEND != DbBackend::Postgres
+            && let Err(NotOpen { error, ended }) = expect_open(store, &self.tx).await
+        {
+            if ended {
+                self.give_up(store).await;
+            }
+            return Err(CommitError::NotCommitted(error));
         }
+        let Self { savepoints, tx, mut written } = self;
         // A savepoint of SeaORM's that was undone, or an error after which the database has rolled back by itself.
         let all = are_there(store, &tx, written.in_doubt()).await.map_err(CommitError::NotCommitted)?;
         let receipt = written.take_receipt(all);
@@ -160,6 +196,31 @@ impl Own {
         let rolled_back = roll_back(store, tx).await;
         drop(written);
         rolled_back
+    }
+
+    /// Ends what the database has rolled back.
+    async fn give_up<S: SeaOrmStore>(self, store: &S) {
+        if let Err(error) = self.rollback(store).await {
+            tracing::debug!(%error, "there was nothing left to roll back");
+        }
+    }
+}
+
+impl<S: SeaOrmStore> Drop for Transaction<S> {
+    fn drop(&mut self) {
+        // If SQLite has rolled it back by itself, the driver needs help.
+        if S::BACKEND == DbBackend::Sqlite
+            && let Some(Own { savepoints, tx, written }) = self.own.take()
+        {
+            let outbox = self.outbox.clone();
+            let rollback = self.outbox.finish(async move {
+                drop(savepoints);
+                roll_back(outbox.store(), tx).await
+            });
+            // What was begun goes on as a task.
+            drop(pin!(rollback).poll(&mut Context::from_waker(Waker::noop())));
+            drop(written);
+        }
     }
 }
 
@@ -217,8 +278,8 @@ impl<S: SeaOrmStore> fmt::Debug for Transaction<S> {
 }
 
 /// What is said to who goes on with a transaction after that.
-const ENDED: &str =
-    "the transaction has ended, because a call in it was cut off or a savepoint in it failed; begin another";
+const ENDED: &str = "the transaction has ended, because a call in it was cut off, a savepoint in it failed, or the database \
+                     has rolled it back; begin another";
 
 pub(crate) fn ended() -> Error {
     Error::Refused(ENDED.into())

@@ -14,6 +14,11 @@ pub(crate) fn expect(depth: usize, expected: usize) -> Result<(), Error> {
     if depth == expected && depth > 1 { Ok(()) } else { Err(ended()) }
 }
 
+/// Fails if a savepoint is open at that depth, at which one was abandoned: it was set inside of that one, and undone instead.
+pub(crate) fn expect_abandoned(depth: usize, abandoned: usize) -> Result<(), Error> {
+    if depth > 0 && depth < abandoned { Ok(()) } else { Err(ended()) }
+}
+
 /// Ends a savepoint that was at that depth, and was rolled back to: sqlx leaves it there, one inside of the other.
 pub(crate) fn release(depth: usize) -> SqlStr {
     AssertSqlSafe(format!("RELEASE SAVEPOINT _sqlx_savepoint_{}", depth - 1)).into_sql_str()

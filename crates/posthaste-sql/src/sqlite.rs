@@ -92,16 +92,22 @@ struct Statements {
     slots: Slots<SqlStr>,
     insert: Many,
     insert_plain: Many,
+    /// The same, followed by the question whether a transaction is open.
+    insert_asking: Many,
+    insert_plain_asking: Many,
     take_back: SqlStr,
 }
 
 impl Statements {
     fn new(table: TableName) -> Self {
-        let many = |template, row| Many::new(&sql::DIALECT.fill(template, &table), row, ", ");
+        let many = |template: &str, row| Many::new(&sql::DIALECT.fill(template, &table), row, ", ");
+        let asking = |template: &str, row| many(&format!("{template}; {}", sql::ASK), row);
         Self {
+            insert_asking: asking(sql::DIALECT.slots.insert, sql::INSERT_ROW),
+            insert_plain_asking: asking(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
+            take_back: sql::DIALECT.statement(sql::TAKE_BACK, &table),
             insert: many(sql::DIALECT.slots.insert, sql::INSERT_ROW),
             insert_plain: many(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
-            take_back: sql::DIALECT.statement(sql::TAKE_BACK, &table),
             slots: sql::DIALECT.statements(&table),
             table,
         }

@@ -25,13 +25,22 @@ pub(crate) enum Failure {
     Open(store::Error),
 }
 
+/// What is said of a parameter that is new.
+const OTHER_VERSION: &str = "posthaste-sql binds a kind of value that this posthaste-tokio-postgres does not know: use versions that \
+                             belong together";
+
 /// Each statement goes to the server and back once, without being prepared, so that it works behind any pooler. The
 /// first that is refused ends the transaction, or the savepoint, with all of them.
 pub(crate) async fn insert(store: &PgStore, tx: &Transaction<'_>, rows: &[NewRow]) -> Result<Place, Failure> {
+    let inserts = store.inserts(rows);
+    // All of them before the first is sent.
+    let typed = inserts.iter().map(|insert| insert.parameters.iter().map(typed).collect::<Option<Vec<_>>>());
+    let Some(typed) = typed.collect::<Option<Vec<_>>>() else {
+        return Err(Failure::Refused(store::Error::Refused(OTHER_VERSION.into())));
+    };
     let mut place = Place::Transaction;
-    for insert in store.inserts(rows) {
-        let parameters: Vec<_> = insert.parameters.iter().map(typed).collect();
-        match tx.query_typed(&insert.sql, &parameters).await {
+    for (insert, parameters) in inserts.iter().zip(&typed) {
+        match tx.query_typed(&insert.sql, parameters).await {
             Ok(answer) => place = place.max(place_of(&answer)),
             Err(error) => {
                 let refused = error.as_db_error().is_some();
@@ -43,13 +52,14 @@ pub(crate) async fn insert(store: &PgStore, tx: &Transaction<'_>, rows: &[NewRow
     Ok(place)
 }
 
-fn typed<'p>(parameter: &'p Parameter<'_>) -> (&'p (dyn ToSql + Sync), Type) {
-    match parameter {
+/// Nothing for a kind that is new.
+fn typed<'p>(parameter: &'p Parameter<'_>) -> Option<(&'p (dyn ToSql + Sync), Type)> {
+    Some(match parameter {
         Parameter::Text(text) => (text, Type::TEXT),
         Parameter::Bytes(bytes) => (bytes, Type::BYTEA),
         Parameter::Number(number) => (number, Type::INT8),
-        _ => unreachable!("the store and this crate have the same version, and the same kinds of parameters"),
-    }
+        _ => return None,
+    })
 }
 
 fn place_of(answer: &[Row]) -> Place {

@@ -42,8 +42,11 @@
 //! # Futures that are dropped
 //!
 //! No transaction is left open by one: what was begun is rolled back before the next statement of that client, also
-//! when it is back in its pool, and a commit that was sent goes on to its end. Nobody hears of that end then, so the
-//! events are left to the poller, which looks for them at once.
+//! when it is back in its pool, and a commit that was begun goes on to its end, also when the client is dropped. Nobody
+//! hears of that end then, so the events are left to the poller, which looks for them at once.
+//!
+//! A deadpool that parts with a client (`Object::take`, a pool that is closed or made smaller) ends its connection at
+//! once. A commit that was cut off before may then not have been sent: all of it has happened, or nothing of it.
 
 mod begin;
 mod fault;

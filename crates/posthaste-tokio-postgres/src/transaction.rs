@@ -102,8 +102,8 @@ impl<T: LibraryTransaction> Transaction<T> {
     /// failed. When it is not certain, and it was committed, its events are delivered.
     ///
     /// # Cancellation
-    /// A commit that was begun goes on to its end, but nobody hears of it: if it was committed, the poller delivers its
-    /// events.
+    /// A commit that was begun goes on to its end, unless a deadpool parts with its client at that moment, but nobody hears
+    /// of it: if it was committed, the poller delivers its events.
     pub async fn commit(mut self) -> Result<(), CommitError> {
         let tx = self.tx.take().expect(ENDED);
         let receipt = join(self.written.drain(..));

@@ -137,6 +137,10 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.abandon_savepoint(connection);
     }
 
+    async fn end_abandoned(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), Error> {
+        self.inner.end_abandoned(connection, depth).await
+    }
+
     fn abandon_all(&self, connection: &mut Self::Connection) {
         self.inner.abandon_all(connection);
     }

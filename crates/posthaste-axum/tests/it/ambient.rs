@@ -6,11 +6,13 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use posthaste_axum::AmbientTxLayer;
 use posthaste_conformance::no_interval;
+use posthaste_conformance::testing::{Journal, eventually};
 use posthaste_core::Outbox;
 use posthaste_core::testing::{Call, Fault, Gate, within};
 use tokio::sync::mpsc;
+use tracing::Level;
 
-use crate::support::{Journal, Server, Shop, Store, World, event_id, eventually, placed, told};
+use crate::support::{Server, Shop, Store, World, event_id, placed, told};
 
 crate::tests! { postgres: PgFixture, sqlite: SqliteFixture => ambient {
     ends_as_the_answer_says,
@@ -78,7 +80,7 @@ async fn database_away<F: Shop>() {
         let answer = server.post("/orders/1/201").await;
         assert_eq!((answer.status, answer.header("retry-after")), (status, (status == 503).then_some("1")));
         assert!(!answer.body.contains("on demand"), "{answer:?}");
-        journal.assert_has(if status == 503 { "WARN" } else { "ERROR" }, "on demand");
+        journal.assert_has(if status == 503 { Level::WARN } else { Level::ERROR }, "on demand");
         world.assert_nothing_stored().await;
     }
     let layer = layer.on_error(|_| axum::response::IntoResponse::into_response(StatusCode::BAD_GATEWAY));
@@ -133,7 +135,7 @@ async fn held_beyond_the_handler<F: Shop>() {
     let layer = AmbientTxLayer::new(world.outbox.clone());
     let app = Router::new().route("/", post(handler)).layer(layer).with_state(world.outbox.clone());
     assert_eq!(Server::start(app).await.post("/").await.status, 500);
-    journal.assert_has("ERROR", "the handler answered while its transaction was in use");
+    journal.assert_has(Level::ERROR, "the handler answered while its transaction was in use");
     gate.open();
     within("the task ends", has_ended.recv()).await.unwrap();
     world.assert_nothing_stored().await;

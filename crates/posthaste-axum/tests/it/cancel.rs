@@ -10,12 +10,13 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use posthaste_axum::Tx;
 use posthaste_conformance::no_interval;
+use posthaste_conformance::testing::{cut_short, eventually};
 use posthaste_core::listener::Path;
 use posthaste_core::testing::{Call, Fault, Gate, within};
 use tokio::sync::mpsc;
 use tower::ServiceExt;
 
-use crate::support::{Server, Shop, Store, World, cut_short, event_id, eventually, placed, told};
+use crate::support::{Server, Shop, Store, World, event_id, placed, told};
 
 crate::tests! { postgres: PgFixture, sqlite: SqliteFixture, mariadb: MariaDbFixture => cancel {
     case_19_client_leaves_in_the_handler,

@@ -9,14 +9,16 @@ use axum::routing::post;
 use futures_util::FutureExt;
 use posthaste_axum::{Tx, TxLayer};
 use posthaste_conformance::no_interval;
+use posthaste_conformance::testing::{Journal, Witness};
 use posthaste_core::hook::HookError;
 use posthaste_core::listener::Path;
 use posthaste_core::store::NewRow;
 use posthaste_core::testing::{Call, Fault, Gate};
 use posthaste_core::{Event, EventId, MemoryStore, Options, Outbox, Status, WriteHook};
 use tower::ServiceExt;
+use tracing::Level;
 
-use crate::support::{Journal, Server, Shop, Store, World, event_id, place, placed, told};
+use crate::support::{Server, Shop, Store, World, event_id, place, placed, told};
 
 crate::tests! { postgres: PgFixture, sqlite: SqliteFixture, mariadb: MariaDbFixture => ending {
     case_10_other_answers_roll_back,
@@ -144,7 +146,8 @@ async fn case_10_failed_commit<F: Shop>() {
         assert!(answer.body.contains("nothing was stored"), "{answer:?}");
         assert!(!answer.body.contains("on demand"), "{answer:?}");
         assert_eq!(answer.header("retry-after"), (status == 503).then_some("1"));
-        let (level, reason) = if status == 503 { ("WARN", "away on demand") } else { ("ERROR", "refused on demand") };
+        let (level, reason) =
+            if status == 503 { (Level::WARN, "away on demand") } else { (Level::ERROR, "refused on demand") };
         journal.assert_has(level, reason);
         world.assert_nothing_stored().await;
         assert_eq!(world.witness.told(), [told("rollback", [1])]);
@@ -167,7 +170,7 @@ async fn case_10_constraint_that_is_checked_by_the_commit<F: Shop>() {
     assert_eq!(answer.status, 500);
     assert_eq!(answer.body, "the request could not be carried out, and nothing was stored\n");
     assert_eq!(world.faults.count(Call::Commit), 1);
-    journal.assert_has("ERROR", "the transaction was not committed");
+    journal.assert_has(Level::ERROR, "the transaction was not committed");
     world.assert_nothing_stored().await;
     assert_eq!(world.witness.told(), [told("rollback", [1])]);
     assert_eq!(world.meter.tally().hot_enqueued, 0);
@@ -253,14 +256,14 @@ async fn case_12_broken_hook<F: Shop>() {
     fixture.execute("CREATE TABLE orders (id BIGINT PRIMARY KEY)").await;
     let (store, _) = posthaste_core::testing::Faulty::new(fixture.store());
     let (tap, mut inbox) = posthaste_conformance::Tap::new();
-    let witness = crate::support::Witness::default();
+    let witness = Witness::default();
     let outbox =
         Outbox::builder(store).options(no_interval()).hook(Broken).hook(witness.clone()).listen_all(tap).start();
     let outbox = outbox.await.unwrap();
     let app =
         Router::new().route("/orders/{id}/{status}", post(place::<F>)).layer(TxLayer::<Store<F>>::new(outbox.clone()));
     assert_eq!(Server::start(app).await.post("/orders/1/201").await.status, 201);
-    journal.assert_has("ERROR", "hook panicked");
+    journal.assert_has(Level::ERROR, "hook panicked");
     assert_eq!(witness.told(), [told("commit", [1])]);
     assert_eq!(inbox.next().await.id().as_str(), event_id(1));
     outbox.shutdown().await;
@@ -319,7 +322,7 @@ async fn case_18_lost_answer_of_a_commit<F: Shop>() {
     let answer = server.post("/orders/1/201").await;
     assert_eq!((answer.status, answer.header("retry-after")), (500, None));
     assert_eq!(answer.body, "it is not known whether the request was carried out; look before sending it again\n");
-    journal.assert_has("ERROR", "may or may not have happened");
+    journal.assert_has(Level::ERROR, "may or may not have happened");
     assert_eq!(world.witness.told(), [told("unknown", [1])]);
     let delivered = world.inbox.next().await;
     assert_eq!((delivered.id().as_str(), delivered.path()), (&*event_id(1), Path::Cold));

@@ -6,10 +6,12 @@ use axum::response::IntoResponse;
 use axum::routing::post;
 use posthaste_axum::{Error, Rejection, Tx};
 
+use posthaste_conformance::testing::{Journal, cut_short};
 use posthaste_core::CommitError;
 use posthaste_core::testing::{Call, Fault};
+use tracing::Level;
 
-use crate::support::{Journal, Server, Shop, Store, World, cut_short, place, placed, told};
+use crate::support::{Server, Shop, Store, World, place, placed, told};
 
 crate::tests! { postgres: PgFixture, sqlite: SqliteFixture, mariadb: MariaDbFixture => error {
     database_away,
@@ -28,7 +30,7 @@ async fn database_away<F: Shop>() {
         let answer = server.post("/orders/1/201").await;
         assert_eq!((answer.status, answer.header("retry-after")), (status, (status == 503).then_some("1")));
         assert!(answer.body.contains("nothing was stored") && !answer.body.contains("on demand"), "{answer:?}");
-        journal.assert_has(if status == 503 { "WARN" } else { "ERROR" }, "on demand");
+        journal.assert_has(if status == 503 { Level::WARN } else { Level::ERROR }, "on demand");
     }
     world.assert_nothing_stored().await;
     // The next one begins anew.
@@ -44,8 +46,8 @@ async fn without_the_layer<F: Shop>() {
     let answer = Server::start(app).await.post("/orders/1/201").await;
     assert_eq!(answer.status, 500);
     assert!(!answer.body.contains("layer"), "{answer:?}");
-    journal.assert_has("ERROR", ".layer(TxLayer::new(outbox))");
-    journal.assert_has("ERROR", std::any::type_name::<F::Store>());
+    journal.assert_has(Level::ERROR, ".layer(TxLayer::new(outbox))");
+    journal.assert_has(Level::ERROR, std::any::type_name::<F::Store>());
     world.assert_nothing_stored().await;
     world.close().await;
 }

@@ -9,9 +9,11 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use posthaste_axum::{Error, LazyTx, Rejection, Tx};
 
+use posthaste_conformance::testing::Journal;
 use posthaste_core::testing::{Call, Fault, Gate, within};
+use tracing::Level;
 
-use crate::support::{Journal, Server, Shop, Store, World, event_id, placed, told};
+use crate::support::{Server, Shop, Store, World, event_id, placed, told};
 
 crate::tests! { postgres: PgFixture, sqlite: SqliteFixture => sharing {
     twice_in_one_handler,
@@ -29,7 +31,7 @@ async fn twice_in_one_handler<F: Shop>() {
     let handler = async |_first: Tx<Store<F>>, _second: Tx<Store<F>>| StatusCode::OK;
     let app = Router::new().route("/", post(handler)).layer(world.layer());
     assert_eq!(Server::start(app).await.post("/").await.status, 500);
-    journal.assert_has("ERROR", "the transaction of this request is in use");
+    journal.assert_has(Level::ERROR, "the transaction of this request is in use");
     assert_eq!((world.faults.count(Call::Begin), world.faults.count(Call::Commit)), (1, 0));
     world.assert_nothing_stored().await;
     world.close().await;
@@ -47,7 +49,7 @@ async fn middleware_that_keeps_it<F: Shop>() {
     let handler = async |_: Tx<Store<F>>| StatusCode::OK;
     let app = Router::new().route("/", post(handler)).layer(from_fn(keeps)).layer(world.layer());
     assert_eq!(Server::start(app).await.post("/").await.status, 500);
-    journal.assert_has("ERROR", "in middleware drop it before calling what is inside");
+    journal.assert_has(Level::ERROR, "in middleware drop it before calling what is inside");
     world.assert_nothing_stored().await;
     assert_eq!(world.witness.told(), [told("rollback", [1])]);
     world.close().await;
@@ -93,7 +95,7 @@ async fn task_that_outlives_the_handler<F: Shop>() {
     };
     let app = Router::new().route("/", post(handler)).layer(world.layer());
     assert_eq!(Server::start(app).await.post("/").await.status, 500);
-    journal.assert_has("ERROR", "do not move it into a task");
+    journal.assert_has(Level::ERROR, "do not move it into a task");
     assert_eq!(world.faults.count(Call::Commit), 0);
     gate.open();
     let task = task.lock().unwrap().take().expect("the handler spawned it");

@@ -1,28 +1,22 @@
 //! A shop on a real database and a real socket, and what can be seen of it.
 
-use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::pin::pin;
-use std::sync::{Arc, Mutex};
-use std::task::Poll;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::routing::post;
 use posthaste_axum::{Tx, TxLayer};
+use posthaste_conformance::testing::{Told, Witness, within};
 use posthaste_conformance::{
     Fixture, Inbox, MariaDbFixture, Meter, PgFixture, SqliteFixture, Tables, Tap, no_interval,
 };
-use posthaste_core::hook::HookError;
-use posthaste_core::store::{Counts, NewRow, WriteStore};
-use posthaste_core::testing::{Faults, Faulty, within};
-use posthaste_core::{Event, EventBuilder, Options, Outbox, WriteHook};
+use posthaste_core::store::{Counts, WriteStore};
+use posthaste_core::testing::{Faults, Faulty};
+use posthaste_core::{Event, EventBuilder, Options, Outbox};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
-use tracing_subscriber::fmt::MakeWriter;
 
 /// A database with a table of the user's own beside that of the outbox.
 pub(crate) trait Shop: Tables {
@@ -132,43 +126,9 @@ pub(crate) fn event_id(id: i64) -> String {
     format!("order-{id}")
 }
 
-/// What a [`Witness`] was told: the step, and the ids.
-pub(crate) type Told = (&'static str, Vec<String>);
-
-/// What it is told of the orders of one transaction.
+/// What a [`Witness`] is told of the orders of one transaction.
 pub(crate) fn told<const N: usize>(step: &'static str, orders: [i64; N]) -> Told {
     (step, orders.map(event_id).to_vec())
-}
-
-/// A hook that remembers what it was told.
-#[derive(Clone, Default)]
-pub(crate) struct Witness(Arc<Mutex<Vec<Told>>>);
-
-impl Witness {
-    fn note(&self, step: &'static str, rows: &[NewRow]) -> Result<(), HookError> {
-        let ids = rows.iter().map(|row| row.event.id().to_string()).collect();
-        self.0.lock().unwrap().push((step, ids));
-        Ok(())
-    }
-
-    /// What it was told since it was asked last.
-    pub(crate) fn told(&self) -> Vec<Told> {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
-
-impl WriteHook for Witness {
-    fn after_commit(&self, rows: &[NewRow]) -> Result<(), HookError> {
-        self.note("commit", rows)
-    }
-
-    fn after_rollback(&self, rows: &[NewRow]) -> Result<(), HookError> {
-        self.note("rollback", rows)
-    }
-
-    fn after_unknown(&self, rows: &[NewRow]) -> Result<(), HookError> {
-        self.note("unknown", rows)
-    }
 }
 
 /// A server on a port of its own, until it is dropped.
@@ -228,71 +188,4 @@ impl Answer {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
-}
-
-/// What this thread logs as long as it is kept. For tests on a runtime of one thread.
-pub(crate) struct Journal {
-    text: Written,
-    _guard: tracing::subscriber::DefaultGuard,
-}
-
-#[derive(Clone, Default)]
-struct Written(Arc<Mutex<Vec<u8>>>);
-
-impl Journal {
-    pub(crate) fn keep() -> Self {
-        let text = Written::default();
-        let scribe = tracing_subscriber::fmt().with_writer(text.clone()).with_ansi(false).finish();
-        Self { text, _guard: tracing::subscriber::set_default(scribe) }
-    }
-
-    pub(crate) fn assert_has(&self, level: &str, text: &str) {
-        let journal = String::from_utf8(self.text.0.lock().unwrap().clone()).unwrap();
-        let has = journal.lines().any(|line| line.contains(level) && line.contains(text));
-        assert!(has, "{level} {text} is not in the journal:\n{journal}");
-    }
-}
-
-impl std::io::Write for Written {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Written {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
-/// Polls a future that many times and then drops it. Its output, if it came to its end before.
-pub(crate) async fn cut_short<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
-    let mut future = pin!(future);
-    let mut left = polls;
-    poll_fn(|context| match future.as_mut().poll(context) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending if left <= 1 => Poll::Ready(None),
-        Poll::Pending => {
-            left -= 1;
-            Poll::Pending
-        }
-    })
-    .await
-}
-
-/// Asks again and again until the answer is yes, where nothing gives a signal.
-pub(crate) async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {
-    within(what, async {
-        while !ask().await {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await;
 }

@@ -67,28 +67,66 @@ pub(crate) struct Point {
     pub(crate) by_hand: f64,
 }
 
-/// Everything that grows.
-pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, reach: Reach) -> anyhow::Result<Vec<Growth>> {
+/// What grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// Done rows beside those that wait.
+    Done,
+    /// Rows that wait.
+    Backlog,
+    /// The payload of each.
+    Payload,
+    /// Workers of one relay.
+    Workers,
+    /// Relays on one table.
+    Relays,
+    /// The time for which events have come and gone.
+    Churn,
+    /// The time for which a transaction is held open beside.
+    HeldOpen,
+}
+
+/// These parts of all that grows.
+pub(crate) async fn run<S: Subject>(
+    bench: &mut Bench,
+    subject: &S,
+    reach: Reach,
+    parts: &[Part],
+) -> anyhow::Result<Vec<Growth>> {
     let events = bench.sizes.events / 2;
     let base = Filling { events, ..Filling::default() };
     let mut grown = Vec::new();
-    let sizes = reach.done.iter().map(|&done| (done, Filling { done, ..base }, Relays::default()));
-    grown.push(sweep(bench, subject, "done rows beside", sizes).await?);
-    let sizes = reach.backlog.iter().map(|&events| (events, Filling { events, ..base }, Relays::default()));
-    grown.push(sweep(bench, subject, "rows that wait", sizes).await?);
-    let sizes = reach.payload.iter().map(|&payload| {
-        // As many as a few hundred megabytes hold.
-        let events = (200_000_000 / payload).clamp(200, events);
-        (payload, Filling { events, payload, ..base }, Relays::default())
-    });
-    grown.push(sweep(bench, subject, "bytes of payload", sizes).await?);
-    let workers = |&workers: &usize| (workers, base, Relays { workers: Some(workers), ..Relays::default() });
-    grown.push(sweep(bench, subject, "workers", reach.workers.iter().map(workers)).await?);
-    // A relay claims on one connection while it settles on another, and so keeps two loops by hand busy.
-    let relays = |&count: &usize| (count, base, Relays { count, loops_for_each: 2, ..Relays::default() });
-    grown.push(sweep(bench, subject, "relays", reach.relays.iter().map(relays)).await?);
-    grown.push(age(bench, subject, "seconds of churn", reach.churn, false).await?);
-    grown.push(age(bench, subject, "seconds of a transaction held open", reach.pinned, true).await?);
+    for part in parts {
+        grown.push(match part {
+            Part::Done => {
+                let sizes = reach.done.iter().map(|&done| (done, Filling { done, ..base }, Relays::default()));
+                sweep(bench, subject, "done rows beside", sizes).await?
+            }
+            Part::Backlog => {
+                let sizes = reach.backlog.iter().map(|&events| (events, Filling { events, ..base }, Relays::default()));
+                sweep(bench, subject, "rows that wait", sizes).await?
+            }
+            Part::Payload => {
+                let sizes = reach.payload.iter().map(|&payload| {
+                    // As many as a few hundred megabytes hold.
+                    let events = (200_000_000 / payload).clamp(200, events);
+                    (payload, Filling { events, payload, ..base }, Relays::default())
+                });
+                sweep(bench, subject, "bytes of payload", sizes).await?
+            }
+            Part::Workers => {
+                let relays = |&workers: &usize| (workers, base, Relays { workers: Some(workers), ..Relays::default() });
+                sweep(bench, subject, "workers", reach.workers.iter().map(relays)).await?
+            }
+            Part::Relays => {
+                // A relay claims on one connection while it settles on another, and so keeps two loops by hand busy.
+                let relays = |&count: &usize| (count, base, Relays { count, loops_for_each: 2, ..Relays::default() });
+                sweep(bench, subject, "relays", reach.relays.iter().map(relays)).await?
+            }
+            Part::Churn => age(bench, subject, "seconds of churn", reach.churn, false).await?,
+            Part::HeldOpen => age(bench, subject, "seconds of a transaction held open", reach.pinned, true).await?,
+        });
+    }
     Ok(grown)
 }
 
@@ -98,17 +136,21 @@ async fn sweep<S: Subject>(
     what: &str,
     sizes: impl Iterator<Item = (usize, Filling, Relays)>,
 ) -> anyhow::Result<Growth> {
-    let mut points = Vec::new();
-    for (at, filling, relays) in sizes {
-        let (mut our, mut their) = (Figures::default(), Figures::default());
-        for _ in 0..bench.rounds.rounds {
-            their.push(by_hand(subject, filling, relays).await?);
-            our.push(ours(subject, filling, relays).await?);
+    let mut seen: Vec<_> = sizes.map(|size| (size, Figures::default(), Figures::default())).collect();
+    // Every size in every round: what changes on the machine meanwhile changes for all of them.
+    for _ in 0..bench.rounds.rounds {
+        for ((at, filling, relays), our, their) in &mut seen {
+            let (by_hand, ours) = (by_hand(subject, *filling, *relays).await?, ours(subject, *filling, *relays).await?);
+            tell(subject.name(), what, "events/s", &Point { at: *at, ours, by_hand });
+            their.push(by_hand);
+            our.push(ours);
         }
-        let point = Point { at, ours: our.median().unwrap_or_default(), by_hand: their.median().unwrap_or_default() };
-        tell(subject.name(), what, "events/s", &point);
-        points.push(point);
     }
+    let middle = |figures: &Figures| figures.median().unwrap_or_default();
+    let points: Vec<_> = seen
+        .iter()
+        .map(|((at, ..), our, their)| Point { at: *at, ours: middle(our), by_hand: middle(their) })
+        .collect();
     let growth =
         Growth { database: subject.name().to_owned(), what: what.to_owned(), unit: "events/s".to_owned(), points };
     judge(bench, &growth, |point| point.ours / point.by_hand);

@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde::de::IgnoredAny;
 
 use super::{
-    AggregateType, Availability, Error, Event, EventId, EventType, Fields, GLOBAL, JSON, Mistake, OCTETS, Payload,
-    VERSION_HEADER, limit,
+    AggregateType, Availability, Carried, Error, Event, EventId, EventType, Fields, GLOBAL, JSON, Mistake, OCTETS,
+    Payload, VERSION_HEADER, limit,
 };
 use crate::time::Timestamp;
 
@@ -55,14 +55,17 @@ enum Given {
     Serialised(Result<String, String>),
     Text(String),
     Bytes(Box<[u8]>),
-    Built(Payload),
+    /// That of an event, which is not copied.
+    Of(Event),
 }
 
 impl Given {
     fn form(&self) -> &'static str {
         match self {
-            Self::Serialised(_) | Self::Text(_) | Self::Built(Payload::Json(_)) => "JSON",
-            Self::Bytes(_) | Self::Built(Payload::Bytes(_)) => "bytes",
+            Self::Serialised(_) | Self::Text(_) => "JSON",
+            Self::Bytes(_) => "bytes",
+            Self::Of(event) if event.payload().as_json().is_some() => "JSON",
+            Self::Of(_) => "bytes",
         }
     }
 }
@@ -85,7 +88,8 @@ impl EventBuilder {
         }
     }
 
-    pub(super) fn from_fields(fields: &Fields) -> Self {
+    pub(super) fn from_event(event: &Event) -> Self {
+        let fields = &*event.0;
         let (available_at, deliver_after) = match fields.availability {
             Availability::Now => (None, None),
             Availability::At(at) => (Some(at), None),
@@ -100,7 +104,7 @@ impl EventBuilder {
             topic: fields.topic.as_deref().map(str::to_owned),
             content_type: Some(fields.content_type.clone()),
             headers: fields.headers.clone(),
-            payloads: vec![Given::Built(fields.payload.clone())],
+            payloads: vec![Given::Of(fields.payload.owner().unwrap_or(event).clone())],
             occurred_at: Some(fields.occurred_at),
             available_at,
             deliver_after,
@@ -276,7 +280,7 @@ impl EventBuilder {
             return Err(Mistake::NoVersion);
         }
         let payload = one_payload(std::mem::take(&mut self.payloads))?;
-        let content_type = self.content_type.take().unwrap_or_else(|| match payload {
+        let content_type = self.content_type.take().unwrap_or_else(|| match *payload {
             Payload::Json(_) => JSON.into(),
             Payload::Bytes(_) => OCTETS.into(),
         });
@@ -334,21 +338,22 @@ fn check_headers(headers: &BTreeMap<String, String>) -> Result<(), Mistake> {
     Ok(())
 }
 
-fn one_payload(payloads: Vec<Given>) -> Result<Payload, Mistake> {
+fn one_payload(payloads: Vec<Given>) -> Result<Carried, Mistake> {
     if let [first, second, ..] = payloads.as_slice() {
         return Err(Mistake::TwoPayloads { first: first.form(), second: second.form() });
     }
-    let payload = match payloads.into_iter().next().ok_or(Mistake::NoPayload)? {
+    let payload: Carried = match payloads.into_iter().next().ok_or(Mistake::NoPayload)? {
         // A serialiser of ours made this text, so it is JSON already.
-        Given::Serialised(Ok(text)) => Payload::Json(text.into_boxed_str()),
+        Given::Serialised(Ok(text)) => Payload::Json(text.into_boxed_str()).into(),
         Given::Serialised(Err(reason)) => {
             return Err(Mistake::NotSerialisable(serde::ser::Error::custom(reason)));
         }
-        Given::Text(text) => Payload::Json(text.into_boxed_str()).checked()?,
-        Given::Bytes(bytes) => Payload::Bytes(bytes),
-        Given::Built(payload) => payload,
+        Given::Text(text) => Payload::Json(text.into_boxed_str()).checked()?.into(),
+        Given::Bytes(bytes) => Payload::Bytes(bytes).into(),
+        Given::Of(event) => Carried::Of(event),
     };
-    payload.within_limit()
+    let len = payload.len();
+    if len > limit::PAYLOAD { Err(Mistake::PayloadTooLarge { len, max: limit::PAYLOAD }) } else { Ok(payload) }
 }
 
 impl Payload {
@@ -361,11 +366,6 @@ impl Payload {
             }
         }
         Ok(self)
-    }
-
-    fn within_limit(self) -> Result<Self, Mistake> {
-        let len = self.len();
-        if len > limit::PAYLOAD { Err(Mistake::PayloadTooLarge { len, max: limit::PAYLOAD }) } else { Ok(self) }
     }
 }
 

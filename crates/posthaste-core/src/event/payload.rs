@@ -1,6 +1,9 @@
 //! What an event carries.
 
 use std::fmt;
+use std::ops::Deref;
+
+use super::Event;
 
 /// What an event carries: JSON text or bytes, kept exactly as written.
 #[derive(Clone, PartialEq, Eq)]
@@ -37,6 +40,52 @@ impl Payload {
     /// Whether it has no bytes at all.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// The payload of an event: its own, or that of the event of which it is a changed copy.
+pub(crate) enum Carried {
+    Own(Payload),
+    /// Of one that has its own.
+    Of(Event),
+}
+
+impl Carried {
+    /// Whose it is, if it is another event's.
+    pub(crate) fn owner(&self) -> Option<&Event> {
+        match self {
+            Self::Own(_) => None,
+            Self::Of(event) => Some(event),
+        }
+    }
+}
+
+impl From<Payload> for Carried {
+    fn from(payload: Payload) -> Self {
+        Self::Own(payload)
+    }
+}
+
+impl Deref for Carried {
+    type Target = Payload;
+
+    fn deref(&self) -> &Payload {
+        match self {
+            Self::Own(payload) => payload,
+            Self::Of(event) => event.payload(),
+        }
+    }
+}
+
+impl PartialEq for Carried {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl fmt::Debug for Carried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
     }
 }
 

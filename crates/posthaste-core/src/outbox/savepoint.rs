@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use super::transaction::ended;
 use super::{Outbox, Transaction};
 use crate::hook::Ending;
-use crate::store::{self, WriteStore};
+use crate::store::{self, CommitError, WriteStore};
 
 /// A part of a [`Transaction`] that can be undone alone: its statements and its events, together.
 ///
@@ -65,6 +65,7 @@ impl<S: WriteStore> Transaction<S> {
     pub(super) async fn set_savepoint(&mut self) -> Result<Mark, store::Error> {
         self.inserted_last = false;
         let mut held = self.hold()?;
+        held.end_abandoned(self.abandoned.take()).await?;
         // sqlx rolls the whole transaction back when this fails or is dropped, and further statements would be on their own.
         let (store, connection) = held.parts();
         store.savepoint(connection).await?;
@@ -82,6 +83,7 @@ impl<S: WriteStore> Transaction<S> {
         if released.is_ok() || held.depth() == mark.depth {
             self.own = held.keep();
         }
+        self.ended_with(mark);
         released
     }
 
@@ -90,12 +92,13 @@ impl<S: WriteStore> Transaction<S> {
         let (store, connection) = held.parts();
         store.undo_savepoint(connection, mark.depth).await?;
         self.own = held.keep();
+        self.ended_with(mark);
         self.forget_since(mark);
         Ok(())
     }
 
     /// Takes the transaction out while it is open what becomes of it. Unless it is kept, it ends there, rolled back.
-    fn hold(&mut self) -> Result<Held<S>, store::Error> {
+    pub(super) fn hold(&mut self) -> Result<Held<S>, store::Error> {
         let own = self.own.take().ok_or_else(ended)?;
         Ok(Held::new(self.outbox.clone(), own))
     }
@@ -104,11 +107,19 @@ impl<S: WriteStore> Transaction<S> {
     pub(super) fn abandon_savepoint(&mut self, mark: Mark) {
         let store = &self.outbox.0.store;
         match &mut self.own {
-            Some(own) if store.depth(own) >= mark.depth => store.abandon_savepoint(own),
+            Some(own) if store.depth(own) >= mark.depth => {
+                store.abandon_savepoint(own);
+                self.abandoned = Some(self.abandoned.map_or(mark.depth, |outer| outer.min(mark.depth)));
+            }
             // It is gone, by whatever hand, and what is left is not what it seems.
             _ => drop(self.hold()),
         }
         self.forget_since(mark);
+    }
+
+    /// What was abandoned inside of a savepoint has ended with it.
+    fn ended_with(&mut self, mark: Mark) {
+        self.abandoned = self.abandoned.filter(|depth| *depth < mark.depth);
     }
 
     fn forget_since(&mut self, mark: Mark) {
@@ -140,6 +151,21 @@ impl<S: WriteStore> Held<S> {
 
     fn keep(mut self) -> Option<S::OwnTx> {
         self.own.take()
+    }
+
+    async fn end_abandoned(&mut self, depth: Option<usize>) -> Result<(), store::Error> {
+        let (store, connection) = self.parts();
+        match depth {
+            Some(depth) => store.end_abandoned(connection, depth).await,
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn commit(mut self, abandoned: Option<usize>, inserted_last: bool) -> Result<(), CommitError> {
+        self.end_abandoned(abandoned).await.map_err(CommitError::NotCommitted)?;
+        let store = &self.outbox.0.store;
+        let own = self.own.take().expect("it is held until it is kept");
+        if inserted_last { store.commit_inserted(own).await } else { store.commit(own).await }
     }
 }
 

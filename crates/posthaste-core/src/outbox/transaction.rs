@@ -40,13 +40,15 @@ pub struct Transaction<S: WriteStore> {
     /// Nothing after the end, which a savepoint that fails is, too.
     pub(super) own: Option<S::OwnTx>,
     pub(super) written: Vec<NewRow>,
+    /// How deep the outermost savepoint was that was dropped and has not been ended since.
+    pub(super) abandoned: Option<usize>,
     /// Whether all that was written was written by one insert, which went well, and nobody had the connection since.
     pub(super) inserted_last: bool,
 }
 
 impl<S: WriteStore> Transaction<S> {
     pub(super) fn new(outbox: Outbox<S>, own: S::OwnTx) -> Self {
-        Self { outbox, own: Some(own), written: Vec::new(), inserted_last: false }
+        Self { outbox, own: Some(own), written: Vec::new(), abandoned: None, inserted_last: false }
     }
 
     /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
@@ -160,15 +162,12 @@ impl<S: WriteStore> Transaction<S> {
     /// # Cancellation
     /// Safe: a commit that was begun goes on to its end, and so does what follows it.
     pub async fn commit(mut self) -> Result<(), CommitError> {
-        let own = self.own.take().ok_or_else(|| CommitError::NotCommitted(ended()))?;
+        let held = self.hold().map_err(CommitError::NotCommitted)?;
         let receipt = self.take_receipt();
-        let (inner, inserted_last) = (Arc::clone(&self.outbox.0), self.inserted_last);
+        let (abandoned, inserted_last) = (self.abandoned.take(), self.inserted_last);
         let commit = async move {
             kill_point!("commit.before");
-            let committed = match inserted_last {
-                true => inner.store.commit_inserted(own).await,
-                false => inner.store.commit(own).await,
-            };
+            let committed = held.commit(abandoned, inserted_last).await;
             match &committed {
                 Ok(()) => receipt.dispatch(),
                 Err(CommitError::NotCommitted(_)) => receipt.rolled_back(),

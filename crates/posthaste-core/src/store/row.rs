@@ -81,7 +81,7 @@ impl RawRow {
             topic: self.topic.map(String::into_boxed_str),
             content_type,
             headers,
-            payload,
+            payload: payload.into(),
             occurred_at: Timestamp::from_micros(self.occurred_at.unwrap_or(self.created_at)),
             availability: Availability::Now,
         }))

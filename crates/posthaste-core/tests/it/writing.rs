@@ -2,6 +2,7 @@
 
 use posthaste_core::memory::MemoryTx;
 use posthaste_core::store::WriteStore;
+use posthaste_core::testing::{Call, Fault, Faulty};
 use posthaste_core::{Delivery, Event, MemoryStore, Options, Outbox, Timestamp};
 
 use crate::until;
@@ -11,6 +12,22 @@ fn available_now_is_not_before_it_happened() {
     Event::builder("Any").json_text("{}").available_at(Timestamp::now()).build().unwrap();
     let long_ago = Timestamp::from_micros(0);
     assert!(Event::builder("Any").json_text("{}").available_at(long_ago).build().is_err());
+}
+
+/// Copies share the payload, and so do copies of copies; with another payload they are another event.
+#[test]
+fn a_changed_copy_shares_the_payload() {
+    let payload = |event: &Event| event.payload().as_bytes().as_ptr();
+    for event in [Event::of_json("Any", "[1, 2]"), Event::builder("Any").bytes([0, 1]).build()] {
+        let event = event.unwrap();
+        let copy = event.to_builder().header("seen", "yes").build().unwrap();
+        let second = copy.to_builder().topic("t").build().unwrap();
+        assert_eq!((payload(&copy), payload(&second)), (payload(&event), payload(&event)));
+        assert_eq!((copy.content_type(), copy.payload()), (event.content_type(), event.payload()));
+        drop((event, copy));
+        assert_eq!(second.shared_payload(), second.payload().as_bytes());
+        assert!(second.to_builder().json_text("1").build().is_err(), "it has one already");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,6 +70,30 @@ async fn a_receipt_that_is_dropped_does_not_make_the_keeper_forget_another() {
     let dropped_at = tokio::time::Instant::now();
     until(&store, "both are done", |counts| counts.done == 2).await;
     assert!(dropped_at.elapsed() < std::time::Duration::from_secs(4), "{:?}", dropped_at.elapsed());
+}
+
+/// What was written in a savepoint is given back once, but not given up when the database does not answer just then.
+#[tokio::test(start_paused = true)]
+async fn a_lease_of_a_savepoint_is_given_back_after_an_error() {
+    let table = MemoryStore::new();
+    let (store, faults) = Faulty::new(table.clone());
+    let outbox = Outbox::builder(store).listen_all(|_: Delivery| async {}).start().await.unwrap();
+    let receipt = outbox.prepare([Event::of_json("Left", "{}")]).unwrap().nested();
+    let mut tx = MemoryTx::new();
+    table.insert(&mut tx, receipt.rows_to_insert()).await.unwrap();
+    table.commit(tx).await.unwrap();
+    faults.times(2, Call::Settle, Fault::Unavailable);
+    receipt.dispatch();
+    let dispatched_at = tokio::time::Instant::now();
+    until(&table, "it is done", |counts| counts.done == 1).await;
+    assert!(dispatched_at.elapsed() < std::time::Duration::from_secs(1), "{:?}", dispatched_at.elapsed());
+    assert!(faults.count(Call::Settle) >= 4, "two that failed, the lease, and the end");
+
+    // One that is not there is not looked for again.
+    let settled = faults.count(Call::Settle);
+    outbox.prepare([Event::of_json("Undone", "{}")]).unwrap().nested().dispatch();
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    assert_eq!(faults.count(Call::Settle), settled + 1);
 }
 
 #[tokio::test]

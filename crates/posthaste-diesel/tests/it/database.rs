@@ -1,17 +1,26 @@
 //! A fresh database of either kind, and connections of diesel-async to it.
 
 use diesel::sqlite::SqliteConnection;
+use diesel::{ConnectionError, ConnectionResult};
 use diesel_async::sync_connection_wrapper::SyncConnectionWrapper;
 use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
-use posthaste_conformance::{Fixture, PgFixture, Served, SqliteFixture, Tables};
+use posthaste_conformance::{Fixture, PgFixture, SqliteFixture, Tables};
 use posthaste_diesel::DieselStore;
 
 /// A database on which diesel-async has connections.
 pub(crate) trait Database: Tables<Store: DieselStore> {
     type Conn: AsyncConnection<Backend = <Self::Store as DieselStore>::Backend> + 'static;
 
+    /// Where it is.
+    fn address(&self) -> String;
+
+    /// A connection to that address.
+    async fn open(address: &str) -> ConnectionResult<Self::Conn>;
+
     /// Another connection.
-    async fn connect(&self) -> Self::Conn;
+    async fn connect(&self) -> Self::Conn {
+        Self::open(&self.address()).await.unwrap()
+    }
 
     /// A table with a reference that is checked at the commit.
     const ORDERS: &str = "CREATE TABLE customers (id INTEGER PRIMARY KEY); \
@@ -28,23 +37,26 @@ pub(crate) async fn create<D: Database>() -> D {
 impl Database for PgFixture {
     type Conn = AsyncPgConnection;
 
-    async fn connect(&self) -> AsyncPgConnection {
-        AsyncPgConnection::establish(&url(self)).await.unwrap()
+    fn address(&self) -> String {
+        self.plain_url()
     }
-}
 
-/// Where the database is, without the parameters that only sqlx knows.
-pub(crate) fn url(database: &PgFixture) -> String {
-    database.url().split('?').next().unwrap().to_owned()
+    async fn open(address: &str) -> ConnectionResult<Self::Conn> {
+        AsyncPgConnection::establish(address).await
+    }
 }
 
 impl Database for SqliteFixture {
     type Conn = SyncConnectionWrapper<SqliteConnection>;
 
-    async fn connect(&self) -> Self::Conn {
-        let file = self.store().pool().connect_options().get_filename().to_str().unwrap().to_owned();
-        let mut conn = Self::Conn::establish(&file).await.unwrap();
-        conn.batch_execute("PRAGMA busy_timeout = 5000; PRAGMA foreign_keys = ON").await.unwrap();
-        conn
+    fn address(&self) -> String {
+        self.store().pool().connect_options().get_filename().to_str().unwrap().to_owned()
+    }
+
+    async fn open(address: &str) -> ConnectionResult<Self::Conn> {
+        let mut conn = Self::Conn::establish(address).await?;
+        let set_up = conn.batch_execute("PRAGMA busy_timeout = 5000; PRAGMA foreign_keys = ON").await;
+        set_up.map_err(ConnectionError::CouldntSetupConfiguration)?;
+        Ok(conn)
     }
 }

@@ -1,5 +1,6 @@
 //! Hooks around the write.
 
+use posthaste_conformance::testing::{Witness, event, events, told};
 use posthaste_conformance::{Tap, no_interval};
 use posthaste_core::hook::HookError;
 use posthaste_core::listener::Path;
@@ -8,7 +9,7 @@ use posthaste_core::{Options, Outbox, Status, WriteHook};
 use posthaste_diesel::OutboxExt;
 
 use crate::database::Database;
-use crate::observe::{Witness, event, events, told, total};
+use crate::observe::total;
 
 /// What a broken hook does.
 #[derive(Clone, Copy)]

@@ -37,6 +37,7 @@ macro_rules! cases {
 cases! {
     transactions:
         case_09_outside_a_transaction_nothing_is_written,
+        case_09_a_transaction_that_somebody_ended,
         case_10_an_error_rolls_back,
         case_10_a_panic_rolls_back,
         case_10_a_failed_commit_leaves_nothing,
@@ -44,11 +45,13 @@ cases! {
         case_11_one_call_per_commit,
         case_11_receipts,
         case_19_cut_anywhere,
+        case_19_cut_inner_transaction,
         it_does_not_begin_inside_of_another,
         a_test_transaction_delivers_nothing,
         savepoint_rolled_back_is_never_delivered,
         savepoint_kept_is_delivered,
         savepoint_of_somebody_else,
+        savepoint_by_hand,
         it_can_be_spawned;
     hooks:
         case_12_broken_hooks,
@@ -56,6 +59,7 @@ cases! {
         case_13_hook_takes_all,
         case_17_writer_only;
     writes:
+        case_10_places_are_given_back,
         case_14_large_batch,
         case_14_empty_batch,
         case_14_all_or_none,

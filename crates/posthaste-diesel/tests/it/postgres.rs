@@ -1,20 +1,22 @@
 //! What only PostgreSQL does.
 
 use diesel_async::{AsyncConnection, RunQueryDsl, SimpleAsyncConnection};
+use posthaste_conformance::testing::{Wire, Witness, event, told, watched};
 use posthaste_conformance::{Fixture, PgFixture};
+use posthaste_core::listener::Path;
 use posthaste_core::store::Error;
 use posthaste_core::{CommitError, Outbox, TransactionError, WriteError};
 use posthaste_diesel::OutboxExt;
 use posthaste_sql::PgStore;
 
 use crate::database::{Database, create};
-use crate::observe::{Witness, event, start, told, total};
+use crate::observe::total;
 
 /// A statement failed and its error was swallowed: the server would answer the COMMIT with success, and roll back.
 #[tokio::test]
 async fn case_10_a_swallowed_error_is_no_commit() {
     let database = create::<PgFixture>().await;
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     // This is what diesel-async says by itself.
     let by_itself = conn.transaction(async |conn| {
@@ -61,26 +63,6 @@ async fn case_10_a_swallowed_error_is_no_commit() {
     inbox.assert_empty();
 }
 
-/// A savepoint that diesel-async does not know of is known to the server.
-#[tokio::test]
-async fn a_savepoint_set_by_hand_is_noticed() {
-    let database = create::<PgFixture>().await;
-    let (outbox, _, mut inbox) = start(database.store()).await;
-    let mut conn = database.connect().await;
-    let by_hand = outbox.transaction_on(&mut conn, async |tx| {
-        tx.batch_execute("SAVEPOINT mine").await?;
-        tx.write(event("Undone")).await?;
-        tx.batch_execute("ROLLBACK TO SAVEPOINT mine").await?;
-        anyhow::Ok(())
-    });
-    by_hand.await.unwrap();
-    outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(event("Last")).await?)).await.unwrap();
-    assert_eq!(inbox.next().await.event_type(), "Last");
-    outbox.shutdown().await;
-    inbox.assert_empty();
-    assert_eq!(total(&outbox).await, 1);
-}
-
 /// Ends the connection when the constraints are checked, which is in the commit.
 const DIES_IN_COMMIT: &str = "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ \
      BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(10); RETURN NULL; END $$; \
@@ -114,7 +96,7 @@ fn steps(witness: &Witness) -> Vec<&'static str> {
 async fn case_18_commit_unknown() {
     let database = create::<PgFixture>().await;
     database.connect().await.batch_execute(DIES_IN_COMMIT).await.unwrap();
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let cut_off = outbox.transaction_on(&mut conn, async |tx| {
         tx.batch_execute("INSERT INTO orders (total) VALUES (1)").await?;
@@ -134,6 +116,67 @@ async fn case_18_commit_unknown() {
     inbox.assert_empty();
 }
 
+/// The answer to the commit was lost: a typed error and no hot dispatch; it was committed, so the poller delivers, soon.
+#[tokio::test]
+async fn case_18_lost_answer_of_a_commit() {
+    let database = create::<PgFixture>().await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let wire = Wire::losing_the_answer(&database.address(), "COMMIT").await;
+    let mut conn = PgFixture::open(wire.url()).await.unwrap();
+    let lost = event("Lost");
+    let cut_off = outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(&lost).await?)).await;
+    let error = cut_off.unwrap_err().downcast::<TransactionError>().unwrap();
+    let unknown = matches!(error, TransactionError::Commit(CommitError::Unknown(Error::Unavailable(_))));
+    assert!(unknown, "{error:?}");
+    assert_eq!(witness.told(), [told("unknown", std::slice::from_ref(&lost))]);
+    assert_eq!(inbox.arrival().await, (lost.id().to_string(), Path::Cold));
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(total(&outbox).await, 1);
+}
+
+/// The server never heard of the commit: the same error, and nothing is ever delivered.
+#[tokio::test]
+async fn case_18_lost_commit() {
+    let database = create::<PgFixture>().await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let wire = Wire::cut_before(&database.address(), "COMMIT").await;
+    let mut conn = PgFixture::open(wire.url()).await.unwrap();
+    let cut_off = outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(event("Lost")).await?)).await;
+    let error = cut_off.unwrap_err().downcast::<TransactionError>().unwrap();
+    let unknown = matches!(error, TransactionError::Commit(CommitError::Unknown(Error::Unavailable(_))));
+    assert!(unknown, "{error:?}");
+    assert_eq!(steps(&witness), ["unknown"]);
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(total(&outbox).await, 0);
+}
+
+/// The server goes on talking, but does not know itself whether it has committed (SQLSTATE 40003, in the words of CockroachDB).
+#[tokio::test]
+async fn case_18_a_commit_of_which_the_server_does_not_know() {
+    const AMBIGUOUS: &str = "CREATE FUNCTION shrug() RETURNS trigger LANGUAGE plpgsql AS $$ \
+         BEGIN RAISE EXCEPTION 'result is ambiguous: sending failed' USING ERRCODE = '40003'; END $$; \
+         CREATE CONSTRAINT TRIGGER shrugs AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED \
+         FOR EACH ROW EXECUTE FUNCTION shrug()";
+    let database = create::<PgFixture>().await;
+    database.connect().await.batch_execute(AMBIGUOUS).await.unwrap();
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let mut conn = database.connect().await;
+    let ambiguous = outbox.transaction_on(&mut conn, async |tx| {
+        tx.batch_execute("INSERT INTO orders (total) VALUES (1)").await?;
+        tx.write(event("Unknown")).await?;
+        anyhow::Ok(())
+    });
+    let error = ambiguous.await.unwrap_err().downcast::<TransactionError>().unwrap();
+    assert!(matches!(error, TransactionError::Commit(CommitError::Unknown(_))), "{error:?}");
+    assert_eq!(steps(&witness), ["unknown"]);
+    outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(event("Last")).await?)).await.unwrap();
+    assert_eq!(inbox.next().await.event_type(), "Last");
+    outbox.shutdown().await;
+    inbox.assert_empty();
+}
+
 /// The COMMIT is refused with an error that diesel has no name for, and the connection lives on: that is known.
 #[tokio::test]
 async fn case_10_a_commit_that_a_trigger_refuses() {
@@ -143,7 +186,7 @@ async fn case_10_a_commit_that_a_trigger_refuses() {
          FOR EACH ROW EXECUTE FUNCTION refuse()";
     let database = create::<PgFixture>().await;
     database.connect().await.batch_execute(REFUSES).await.unwrap();
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let refused = outbox.transaction_on(&mut conn, async |tx| {
         tx.batch_execute("INSERT INTO orders (total) VALUES (1)").await?;
@@ -163,7 +206,7 @@ async fn case_10_a_commit_that_a_trigger_refuses() {
 #[tokio::test]
 async fn a_read_only_transaction_is_unavailable() {
     let database = create::<PgFixture>().await;
-    let (outbox, _, mut inbox) = start(database.store()).await;
+    let (outbox, _, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let mut read_only = conn.build_transaction().read_only();
     let reading = read_only.run(async |conn| {

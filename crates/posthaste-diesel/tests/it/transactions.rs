@@ -5,26 +5,19 @@ use std::panic::AssertUnwindSafe;
 use diesel::result::Error as DieselError;
 use diesel_async::{AsyncConnection, SimpleAsyncConnection, TransactionManager};
 use futures_util::FutureExt;
+use posthaste_conformance::testing::{cut_short, event, events, ids_of, told, watched, within};
 use posthaste_core::listener::Path;
 use posthaste_core::store::{Error, Filter, Page};
-use posthaste_core::testing::within;
 use posthaste_core::{CommitError, Event, TransactionError, WriteError};
 use posthaste_diesel::OutboxExt;
 
 use crate::database::Database;
-use crate::observe::{cut_short, event, events, ids_of, start, texts, told, total};
+use crate::observe::{refused, texts, total};
 
 const ORDER: &str = "INSERT INTO orders (total) VALUES (1990)";
 
-fn refused(error: &WriteError) -> String {
-    match error {
-        WriteError::Store { error: Error::Refused(reason), .. } => reason.to_string(),
-        other => panic!("{other:?}"),
-    }
-}
-
 pub(crate) async fn case_09_outside_a_transaction_nothing_is_written<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let error = outbox.write_in(&mut conn, event("Outside")).await.unwrap_err();
     assert!(refused(&error).contains("no transaction is open"), "{error:?}");
@@ -42,7 +35,7 @@ pub(crate) async fn case_09_outside_a_transaction_nothing_is_written<D: Database
 }
 
 pub(crate) async fn case_10_an_error_rolls_back<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let two = events(2);
     let error = outbox
@@ -79,7 +72,7 @@ pub(crate) async fn case_10_an_error_rolls_back<D: Database>(database: D) {
 }
 
 pub(crate) async fn case_10_a_panic_rolls_back<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let one = event("Panicked");
     let panics = outbox.transaction_on(&mut conn, async |tx| {
@@ -102,7 +95,7 @@ pub(crate) async fn case_10_a_panic_rolls_back<D: Database>(database: D) {
 }
 
 pub(crate) async fn case_10_a_failed_commit_leaves_nothing<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let one = event("Unreferenced");
     // The statement before the event, so that the insert is the last that is done; and after it.
@@ -133,7 +126,7 @@ pub(crate) async fn case_10_a_failed_commit_leaves_nothing<D: Database>(database
 }
 
 pub(crate) async fn case_10_a_savepoint_that_was_left_open_rolls_back<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let one = event("Lost");
     let error = outbox
@@ -155,7 +148,7 @@ pub(crate) async fn case_10_a_savepoint_that_was_left_open_rolls_back<D: Databas
 }
 
 pub(crate) async fn case_11_one_call_per_commit<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let five = events(5);
     let value = outbox
@@ -183,7 +176,7 @@ pub(crate) async fn case_11_one_call_per_commit<D: Database>(database: D) {
 }
 
 pub(crate) async fn case_11_receipts<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let three = events(3);
     let receipt = conn
@@ -209,7 +202,7 @@ pub(crate) async fn case_11_receipts<D: Database>(database: D) {
 /// Dropped at any await: nothing is half there, the connection says that it is of no use, and the next one works.
 pub(crate) async fn case_19_cut_anywhere<D: Database>(database: D) {
     const MANY: usize = 1000;
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut cuts = 0;
     for polls in 1..MANY {
         let mut conn = database.connect().await;
@@ -255,8 +248,86 @@ pub(crate) async fn case_19_cut_anywhere<D: Database>(database: D) {
     inbox.assert_empty();
 }
 
+/// Ended by a statement of somebody's own, it may have been committed or not.
+pub(crate) async fn case_09_a_transaction_that_somebody_ended<D: Database>(database: D) {
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let mut conn = database.connect().await;
+    let [undone, committed] = ["Undone", "Committed"].map(event);
+    for (end, event) in [("ROLLBACK", &undone), ("COMMIT", &committed)] {
+        let ended = outbox.transaction_on(&mut conn, async |tx| {
+            tx.write(event).await?;
+            tx.batch_execute(end).await?;
+            anyhow::Ok(())
+        });
+        let error = ended.await.unwrap_err().downcast::<TransactionError>().unwrap();
+        assert!(matches!(error, TransactionError::Commit(CommitError::Unknown(_))), "{error:?}");
+        assert_eq!(witness.told(), [told("unknown", std::slice::from_ref(event))], "{end}");
+    }
+    // The same by means of diesel, which knows that it has ended.
+    let ended = outbox.transaction_on(&mut conn, async |tx| {
+        tx.write(event("Ended")).await?;
+        <D::Conn as AsyncConnection>::TransactionManager::commit_transaction(&mut **tx).await?;
+        anyhow::Ok(())
+    });
+    let error = ended.await.unwrap_err().downcast::<TransactionError>().unwrap();
+    assert!(matches!(error, TransactionError::Commit(CommitError::Unknown(_))), "{error:?}");
+    assert_eq!(inbox.arrival().await, (committed.id().to_string(), Path::Cold));
+    let ended = inbox.next().await;
+    assert_eq!((ended.event_type(), ended.path()), ("Ended", Path::Cold));
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(total(&outbox).await, 2);
+}
+
+/// An inner transaction that was cut off: the one around it is not committed, unless diesel-async still knows where it is.
+pub(crate) async fn case_19_cut_inner_transaction<D: Database>(database: D) {
+    const MANY: usize = 1000;
+    let (outbox, witness, _inbox) = watched(database.store()).await;
+    let (mut cuts, mut committed) = (0, 0);
+    for polls in 1..MANY {
+        let mut conn = database.connect().await;
+        let cut_off = outbox.transaction_on(&mut conn, async |tx| {
+            tx.write(event("Outer")).await?;
+            let inner = tx.transaction(async |tx| {
+                tx.batch_execute(ORDER).await?;
+                Err::<(), _>(anyhow::anyhow!("changed my mind"))
+            });
+            anyhow::Ok(cut_short(polls, inner).await.is_some())
+        });
+        match cut_off.await.map_err(|error| error.downcast::<TransactionError>().unwrap()) {
+            Ok(finished) => {
+                committed += 1;
+                if finished {
+                    break;
+                }
+            }
+            Err(TransactionError::Commit(CommitError::NotCommitted(_))) => {}
+            Err(other) => panic!("{other:?}"),
+        }
+        cuts = polls;
+        // Whoever goes on with this connection is told if it is of no use.
+        let next = outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(event("Next")).await?)).await;
+        match next.map_err(|error| error.downcast::<TransactionError>().unwrap()) {
+            Ok(_) => committed += 1,
+            Err(TransactionError::Begin(Error::Unavailable(_))) => {
+                let error = outbox.write_in(&mut conn, event("Next")).await.unwrap_err();
+                assert!(matches!(error, WriteError::Store { error: Error::Unavailable(_), .. }), "{error:?}");
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+        // Nothing is locked by what was not committed.
+        let mut conn = database.connect().await;
+        within("the next gets through", conn.batch_execute(ORDER)).await.unwrap();
+    }
+    assert!(cuts > 0 && cuts + 1 < MANY, "{cuts}");
+    let told = witness.told();
+    assert_eq!(told.iter().filter(|(step, _)| *step == "commit").count(), committed, "{told:?}");
+    assert_eq!(total(&outbox).await, committed as u64);
+    outbox.shutdown().await;
+}
+
 pub(crate) async fn it_does_not_begin_inside_of_another<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let outer = conn.transaction(async |conn| {
         let inner = outbox.transaction_on(conn, async |tx| anyhow::Ok(tx.write(event("Inner")).await?)).await;
@@ -271,7 +342,7 @@ pub(crate) async fn it_does_not_begin_inside_of_another<D: Database>(database: D
 }
 
 pub(crate) async fn a_test_transaction_delivers_nothing<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     conn.begin_test_transaction().await.unwrap();
     let one = event("Tested");
@@ -288,7 +359,7 @@ pub(crate) async fn a_test_transaction_delivers_nothing<D: Database>(database: D
 }
 
 pub(crate) async fn savepoint_rolled_back_is_never_delivered<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let (kept, undone) = (event("Kept"), event("Undone"));
     outbox
@@ -315,7 +386,7 @@ pub(crate) async fn savepoint_rolled_back_is_never_delivered<D: Database>(databa
 }
 
 pub(crate) async fn savepoint_kept_is_delivered<D: Database>(database: D) {
-    let (outbox, _, mut inbox) = start(database.store()).await;
+    let (outbox, _, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let (outer, inner) = (event("Outer"), event("Inner"));
     outbox
@@ -334,7 +405,7 @@ pub(crate) async fn savepoint_kept_is_delivered<D: Database>(database: D) {
 }
 
 pub(crate) async fn savepoint_of_somebody_else<D: Database>(database: D) {
-    let (outbox, _, mut inbox) = start(database.store()).await;
+    let (outbox, _, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let (kept, undone) = (event("Kept"), event("Undone"));
     let mut receipts = Vec::new();
@@ -352,6 +423,8 @@ pub(crate) async fn savepoint_of_somebody_else<D: Database>(database: D) {
     })
     .await
     .unwrap();
+    // It is for the poller in any case, so it is leased to nobody.
+    assert_eq!(outbox.admin().find(kept.id()).await.unwrap().unwrap().state.lease, None);
     receipts.into_iter().for_each(posthaste_core::Receipt::dispatch);
     let delivered = inbox.next().await;
     assert_eq!((delivered.id(), delivered.path()), (kept.id(), Path::Cold));
@@ -360,13 +433,64 @@ pub(crate) async fn savepoint_of_somebody_else<D: Database>(database: D) {
     assert_eq!(total(&outbox).await, 1);
 }
 
+/// Savepoints that diesel-async does not know of.
+pub(crate) async fn savepoint_by_hand<D: Database>(database: D) {
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let mut conn = database.connect().await;
+    let [undone, last, kept] = ["Undone", "Last", "Kept"].map(event);
+    // Undone after the last write, and before another one.
+    for again in [false, true] {
+        let by_hand = outbox.transaction_on(&mut conn, async |tx| {
+            tx.batch_execute("SAVEPOINT mine").await?;
+            tx.write(&undone).await?;
+            tx.batch_execute("ROLLBACK TO SAVEPOINT mine; RELEASE SAVEPOINT mine").await?;
+            if again {
+                tx.write(&last).await?;
+            }
+            anyhow::Ok(())
+        });
+        by_hand.await.unwrap();
+        let told = witness.told();
+        let of_undone = told.iter().filter(|(_, ids)| ids.contains(&undone.id().to_string()));
+        assert_eq!(of_undone.map(|(step, _)| *step).collect::<Vec<_>>(), ["unknown"], "{told:?}");
+    }
+    assert_eq!(inbox.next().await.id(), last.id());
+    let by_hand = outbox.transaction_on(&mut conn, async |tx| {
+        tx.batch_execute("SAVEPOINT mine").await?;
+        tx.write(&kept).await?;
+        tx.batch_execute("RELEASE SAVEPOINT mine").await?;
+        anyhow::Ok(())
+    });
+    by_hand.await.unwrap();
+    assert_eq!(inbox.next().await.id(), kept.id());
+    // More than one question can ask for.
+    let many = events(600);
+    let by_hand = outbox.transaction_on(&mut conn, async |tx| {
+        tx.batch_execute("SAVEPOINT mine").await?;
+        tx.write_all(&many[..599]).await?;
+        tx.batch_execute("RELEASE SAVEPOINT mine; SAVEPOINT mine").await?;
+        tx.write(&many[599]).await?;
+        tx.batch_execute("ROLLBACK TO SAVEPOINT mine").await?;
+        anyhow::Ok(())
+    });
+    by_hand.await.unwrap();
+    let mut delivered = inbox.ids(599).await;
+    delivered.sort_unstable();
+    let mut expected = ids_of(&many[..599]);
+    expected.sort_unstable();
+    assert_eq!(delivered, expected);
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(total(&outbox).await, 601);
+}
+
 /// What waits for it is a future that any task can have.
 pub(crate) async fn it_can_be_spawned<D: Database>(database: D) {
     fn sendable<F: Future + Send>(future: F) -> F {
         future
     }
 
-    let (outbox, _, mut inbox) = start(database.store()).await;
+    let (outbox, _, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let total = String::from("1990");
     let place = outbox.transaction_on(&mut conn, async |tx| {

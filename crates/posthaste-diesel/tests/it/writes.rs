@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use diesel::result::Error as DieselError;
+use diesel_async::{AsyncConnection, SimpleAsyncConnection};
+use posthaste_conformance::testing::{event, events, ids_of, watched};
 use posthaste_conformance::{Gate, Tap, no_interval};
 use posthaste_core::event::Availability;
 use posthaste_core::listener::Path;
@@ -10,7 +13,7 @@ use posthaste_core::{Event, Options, Outbox, Status, Timestamp, WriteError};
 use posthaste_diesel::OutboxExt;
 
 use crate::database::Database;
-use crate::observe::{event, events, ids_of, start, total};
+use crate::observe::total;
 
 pub(crate) async fn case_14_large_batch<D: Database>(database: D) {
     const EVENTS: usize = 10_000;
@@ -26,7 +29,7 @@ pub(crate) async fn case_14_large_batch<D: Database>(database: D) {
 }
 
 pub(crate) async fn case_14_empty_batch<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     outbox
         .transaction_on(&mut conn, async |tx| {
@@ -43,7 +46,7 @@ pub(crate) async fn case_14_empty_batch<D: Database>(database: D) {
 
 /// One bad event in a batch, or one whose id is taken, in its last statement: none of them is written.
 pub(crate) async fn case_14_all_or_none<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let taken = event("Taken");
     outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(&taken).await?)).await.unwrap();
@@ -88,6 +91,69 @@ pub(crate) async fn case_15_full_hot_queue<D: Database>(database: D) {
     }
     assert_eq!(paths.iter().filter(|path| **path == Path::Hot).count(), 2);
     meter.until("all are delivered", |tally| tally.delivered == 5).await;
+    outbox.shutdown().await;
+    inbox.assert_empty();
+}
+
+/// Places that were reserved in the hot queue are given back, however the transaction ended.
+pub(crate) async fn case_10_places_are_given_back<D: Database>(database: D) {
+    let (tap, mut inbox) = Tap::new();
+    let options = Options { hot_queue: 1, ..no_interval() };
+    let (outbox, meter) = posthaste_conformance::start(database.store(), options, tap).await;
+    let mut conn = database.connect().await;
+    let taken = event("Taken");
+    outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(&taken).await?)).await.unwrap();
+    assert_eq!(inbox.next().await.path(), Path::Hot);
+    for ending in ["error", "failed commit", "refused", "outside", "cut off", "receipt", "dropped receipt"] {
+        match ending {
+            "outside" => drop(outbox.write_in(&mut conn, event(ending)).await.unwrap_err()),
+            "cut off" => {
+                let mut conn = database.connect().await;
+                let (written, told) = tokio::sync::oneshot::channel();
+                let endless = outbox.transaction_on(&mut conn, async |tx| {
+                    tx.write(event(ending)).await?;
+                    let _ = written.send(());
+                    std::future::pending::<anyhow::Result<()>>().await
+                });
+                tokio::select! {
+                    ended = endless => panic!("{ended:?}"),
+                    told = told => told.unwrap(),
+                }
+            }
+            "receipt" | "dropped receipt" => {
+                let mut receipt = None;
+                let undone = conn.transaction(async |conn| {
+                    receipt = Some(outbox.write_in(conn, event(ending)).await.unwrap());
+                    Err::<(), _>(DieselError::RollbackTransaction)
+                });
+                undone.await.unwrap_err();
+                if ending == "receipt" {
+                    receipt.unwrap().rolled_back();
+                }
+            }
+            _ => {
+                let undone = outbox.transaction_on(&mut conn, async |tx| {
+                    match ending {
+                        "refused" => drop(tx.write(&taken).await?),
+                        "failed commit" => {
+                            tx.batch_execute("INSERT INTO orders (total, customer) VALUES (1, 404)").await?;
+                            tx.write(event(ending)).await?;
+                        }
+                        _ => {
+                            tx.write(event(ending)).await?;
+                            anyhow::bail!("undone");
+                        }
+                    }
+                    anyhow::Ok(())
+                });
+                undone.await.unwrap_err();
+            }
+        }
+        let next = event("Next");
+        outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(&next).await?)).await.unwrap();
+        assert_eq!(inbox.arrival().await, (next.id().to_string(), Path::Hot), "after {ending}");
+    }
+    assert_eq!(meter.tally().hot_dropped, 0);
     outbox.shutdown().await;
     inbox.assert_empty();
 }
@@ -170,7 +236,7 @@ pub(crate) async fn case_20_fields_round_trip<D: Database>(database: D) {
 }
 
 pub(crate) async fn case_21_duplicate_id<D: Database>(database: D) {
-    let (outbox, witness, mut inbox) = start(database.store()).await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
     let mut conn = database.connect().await;
     let one = event("First");
     outbox.transaction_on(&mut conn, async |tx| anyhow::Ok(tx.write(&one).await?)).await.unwrap();

@@ -24,6 +24,7 @@ mod between;
 mod cancel;
 mod closure;
 mod commit;
+mod counted;
 mod doubt;
 mod hook;
 mod lost;

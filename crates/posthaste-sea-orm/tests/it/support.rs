@@ -11,7 +11,10 @@ use posthaste_core::{Event, EventId, Options, Outbox, WriteHook};
 use posthaste_sea_orm::{OutboxExt, SeaOrmStore};
 use sea_orm::sqlx::sqlite::SqlitePoolOptions;
 use sea_orm::sqlx::{self, Row};
-use sea_orm::{ConnectionTrait, DatabaseConnection};
+use sea_orm::{
+    ConnectionTrait, DatabaseConnection, DatabaseTransaction, IsolationLevel, SqliteTransactionMode, Statement,
+    TransactionOptions,
+};
 use tokio::task::JoinSet;
 
 use crate::between::{Cut, through};
@@ -28,6 +31,14 @@ pub(crate) trait Sea: Tables<Store: SeaOrmStore> {
     /// At how many places a transaction with a few statements can be cut at least: at each, where every answer is waited for.
     const PLACES: usize = 6;
 
+    /// Options that a transaction does not have by itself.
+    fn options() -> TransactionOptions {
+        TransactionOptions { isolation_level: Some(IsolationLevel::Serializable), ..TransactionOptions::default() }
+    }
+
+    /// The transaction has these options, as the database says. Nothing was done in it.
+    async fn assert_options(&self, tx: &DatabaseTransaction);
+
     fn db(&self) -> DatabaseConnection;
 
     /// SeaORM on one connection, and what that needs to live.
@@ -39,6 +50,10 @@ pub(crate) trait Sea: Tables<Store: SeaOrmStore> {
 
 impl Sea for PgFixture {
     const TELLS: bool = true;
+
+    async fn assert_options(&self, tx: &DatabaseTransaction) {
+        assert_eq!(ask(tx, "SHOW transaction_isolation").await, "serializable");
+    }
 
     fn db(&self) -> DatabaseConnection {
         self.store().pool().clone().into()
@@ -60,6 +75,18 @@ impl Sea for SqliteFixture {
     /// Its answers come from another thread, sometimes at once.
     const PLACES: usize = 1;
 
+    /// It has one isolation level, and several ways to begin.
+    fn options() -> TransactionOptions {
+        let mode = Some(SqliteTransactionMode::Deferred);
+        TransactionOptions { sqlite_transaction_mode: mode, ..TransactionOptions::default() }
+    }
+
+    async fn assert_options(&self, tx: &DatabaseTransaction) {
+        // One that writes from the start would keep this one waiting.
+        Self::assert_outside(&self.db()).await;
+        tx.execute_unprepared("INSERT INTO orders VALUES (7, 0)").await.unwrap();
+    }
+
     fn db(&self) -> DatabaseConnection {
         self.store().pool().clone().into()
     }
@@ -79,6 +106,14 @@ impl Sea for SqliteFixture {
 impl Sea for MariaDbFixture {
     const STATEMENTS_CAN_BE_CUT: bool = false;
 
+    async fn assert_options(&self, tx: &DatabaseTransaction) {
+        // Its variables tell of the session, and its list of transactions has those that have written.
+        tx.execute_unprepared("INSERT INTO orders VALUES (7, 0)").await.unwrap();
+        let level =
+            "SELECT trx_isolation_level FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = CONNECTION_ID()";
+        assert_eq!(ask(tx, level).await, "SERIALIZABLE");
+    }
+
     fn db(&self) -> DatabaseConnection {
         self.store().pool().clone().into()
     }
@@ -92,6 +127,12 @@ impl Sea for MariaDbFixture {
         let outside = sqlx::raw_sql("SET TRANSACTION READ WRITE").execute(db.get_mysql_connection_pool()).await;
         outside.expect("the connection came back inside a transaction");
     }
+}
+
+/// The text that a question is answered with.
+async fn ask(tx: &DatabaseTransaction, question: &str) -> String {
+    let statement = Statement::from_string(tx.get_database_backend(), question);
+    tx.query_one_raw(statement).await.unwrap().unwrap().try_get_by_index(0).unwrap()
 }
 
 /// Everything that a case works with.

@@ -7,7 +7,7 @@ use posthaste_core::listener::Path;
 use posthaste_core::store::Error;
 use posthaste_core::{Event, Options, Outbox, Status, WriteError};
 use posthaste_sea_orm::OutboxExt;
-use sea_orm::{IsolationLevel, TransactionOptions, TransactionTrait};
+use sea_orm::TransactionTrait;
 
 use crate::order::{place, placed};
 use crate::support::{Sea, Shop, event, event_with_id, rows, state, told, with_orders};
@@ -23,6 +23,7 @@ crate::tests! { every:
     case_16_delayed_events,
     case_17_writer_only,
     options_of_the_transaction_are_kept,
+    receipts_that_never_go_hot,
 }
 
 /// A pool and a connection are refused by type; what is left is a transaction of another database.
@@ -248,10 +249,23 @@ async fn case_17_writer_only<F: Sea>() {
 
 async fn options_of_the_transaction_are_kept<F: Sea>() {
     let shop = Shop::<F>::open().await;
-    let options = TransactionOptions { isolation_level: Some(IsolationLevel::Serializable), ..Default::default() };
-    let mut tx = shop.outbox.begin_on_with(&shop.db, options).await.unwrap();
+    let mut tx = shop.outbox.begin_on_with(&shop.db, F::options()).await.unwrap();
+    shop.fixture.assert_options(&tx).await;
     place(&*tx, 1).await;
     tx.write(event("Strict")).await.unwrap();
     tx.rollback().await.unwrap();
+    shop.close().await;
+}
+
+/// What the poller delivers in any case is leased to nobody, so that any poller may have it at once.
+async fn receipts_that_never_go_hot<F: Sea>() {
+    let mut shop = Shop::<F>::open().await;
+    let left = event("Left");
+    let txn = shop.db.begin().await.unwrap();
+    let receipt = shop.outbox.write_in(&txn, &left).await.unwrap();
+    txn.commit().await.unwrap();
+    assert_eq!(state(shop.outbox.store(), left.id()).await.lease.is_some(), F::TELLS);
+    receipt.dispatch();
+    assert_eq!(shop.inbox.next().await.id(), left.id());
     shop.close().await;
 }

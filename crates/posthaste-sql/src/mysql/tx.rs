@@ -87,6 +87,10 @@ async fn give_up(mut connection: Box<PoolConnection<MySql>>) {
 }
 
 /// Commits, whatever savepoints somebody has begun and forgotten.
+///
+/// A transaction that lost a deadlock is gone, and its commit is answered with yes. A savepoint that is set with the BEGIN and
+/// released with the COMMIT would tell; but sqlx then counts the transaction as open until it has rolled it back, which is one
+/// more turn to the server for each.
 async fn commit(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
     while MySqlTransactionManager::get_transaction_depth(connection) > 0 {
         MySqlTransactionManager::commit(connection).await?;
@@ -198,6 +202,11 @@ impl WriteStore for MySqlStore {
 
     fn abandon_savepoint(&self, connection: &mut MySqlConnection) {
         MySqlTransactionManager::start_rollback(connection);
+    }
+
+    /// The servers replace a savepoint by one of the same name.
+    async fn end_abandoned(&self, connection: &mut MySqlConnection, depth: usize) -> Result<(), Error> {
+        savepoint::expect_abandoned(self.depth(connection), depth)
     }
 }
 

@@ -95,17 +95,16 @@ impl PgStore {
             return self.take_by(&self.sql.claim_from_partitions, connection, claim, since, Plan::Anew).await;
         }
         if self.one_table.ask(self.table(), connection).await? {
-            let keeps = self.kept_plan.serves(claim.limit);
-            let (sql, plan) = if keeps {
+            let mut serving = self.kept_plan.serves(claim.limit).then(|| self.kept_plan.begin());
+            let (sql, plan) = if serving.is_some() {
                 (&self.sql.claim_few_from_one_table, Plan::Kept)
             } else {
                 (&self.sql.claim_from_one_table, Plan::Anew)
             };
-            let sent_at = Instant::now();
             match self.take_by(sql, connection, claim, since, plan).await {
                 Ok(taken) => {
-                    if keeps {
-                        self.kept_plan.served(sent_at.elapsed(), taken.rows.len());
+                    if let Some(serving) = &mut serving {
+                        serving.rows = taken.rows.len();
                     }
                     return Ok(taken);
                 }

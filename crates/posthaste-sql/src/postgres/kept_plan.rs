@@ -47,12 +47,20 @@ impl KeptPlan {
         limit <= FEW && self.state().anew_until.is_none_or(|until| Instant::now() >= until)
     }
 
+    /// A claim uses it from now on. One that fails, or is given up, counts as one that took no rows.
+    pub(super) fn begin(&self) -> Serving<'_> {
+        Serving { plan: self, since: Instant::now(), rows: 0 }
+    }
+
     /// A claim that used it took that long and that many rows.
-    pub(super) fn served(&self, took: Duration, rows: usize) {
+    fn served(&self, took: Duration, rows: usize) {
         let mut state = self.state();
         let quick = QUICK + QUICK_ROW * u32::try_from(rows).unwrap_or(u32::MAX);
         if took <= quick {
-            *state = State::default();
+            // One that began before a rest says nothing of why it was begun.
+            if state.anew_until.is_none_or(|until| Instant::now() >= until) {
+                *state = State::default();
+            }
             return;
         }
         state.slow_in_a_row += 1;
@@ -63,9 +71,34 @@ impl KeptPlan {
     }
 }
 
+/// A claim that uses a kept plan.
+pub(super) struct Serving<'a> {
+    plan: &'a KeptPlan,
+    since: Instant,
+    pub(super) rows: usize,
+}
+
+impl Drop for Serving<'_> {
+    fn drop(&mut self) {
+        self.plan.served(self.since.elapsed(), self.rows);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_is_given_up_counts_as_slow() {
+        let plan = KeptPlan::default();
+        let serving = plan.begin();
+        tokio::time::sleep(SLOW * BY_FAR).await;
+        drop(serving);
+        assert!(!plan.serves(1));
+        // Another one, which was quick, had begun before.
+        plan.served(QUICK, 0);
+        assert!(!plan.serves(1));
+    }
 
     const SLOW: Duration = Duration::from_millis(3);
 

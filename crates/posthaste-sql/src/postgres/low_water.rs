@@ -15,6 +15,10 @@ const SLACK: Duration = Duration::from_secs(1);
 const QUICK: Duration = Duration::from_millis(1);
 const QUICK_ROW: Duration = Duration::from_micros(30);
 
+/// After how many claims from the mark on the quickest is that of the last ones: it may have been quick by chance, or the server
+/// has become slower. Those from the first row on do not count, or what slows them down would in the end pass for the way.
+const LAST_ONES: u32 = 100;
+
 /// How many such claims in a row have to be slow. One may have waited for something else.
 const SLOW_IN_A_ROW: u32 = 2;
 
@@ -39,7 +43,26 @@ struct State {
     /// Until when claims may begin at the mark.
     until: Option<Instant>,
     quickest: Option<Duration>,
+    /// The quickest of those that will be the last ones, and how many of them began at the mark.
+    next_quickest: Option<Duration>,
+    from_the_mark: u32,
     slow_in_a_row: u32,
+}
+
+impl State {
+    /// How quick a claim can be, now that one took that long.
+    fn quickest_with(&mut self, took: Duration, from_the_mark: bool) -> Duration {
+        let least = |least: Option<Duration>| least.map_or(took, |least| least.min(took));
+        let (mut quickest, next) = (least(self.quickest), least(self.next_quickest));
+        self.next_quickest = Some(next);
+        self.from_the_mark += u32::from(from_the_mark);
+        if self.from_the_mark >= LAST_ONES {
+            quickest = next;
+            (self.next_quickest, self.from_the_mark) = (None, 0);
+        }
+        self.quickest = Some(quickest);
+        quickest
+    }
 }
 
 impl LowWater {
@@ -57,8 +80,7 @@ impl LowWater {
     /// from then on.
     pub(super) fn claimed(&self, from: Option<Timestamp>, took: Duration, rows: usize, last: Option<Timestamp>) {
         let mut state = self.state();
-        let quickest = state.quickest.map_or(took, |quickest| quickest.min(took));
-        state.quickest = Some(quickest);
+        let quickest = state.quickest_with(took, from.is_some());
         if from.is_none() {
             let quick = quickest + QUICK + QUICK_ROW * u32::try_from(rows).unwrap_or(u32::MAX);
             let rest = (took * TIMES).clamp(SHORTEST, LONGEST);
@@ -127,6 +149,32 @@ mod tests {
             low_water.claimed(None, SLOW * 2, 1, Some(at(100)));
         }
         assert_eq!(low_water.mark(), Some(at(99)));
+    }
+
+    /// Claims one after the other, of which those from the first row on take that long, and those from the mark on that long.
+    /// Gives how many of the last hundred began at the mark.
+    async fn go_on(low_water: &LowWater, whole: Duration, from_the_mark: Duration) -> usize {
+        let mut marked = Vec::new();
+        for _ in 0..1000 {
+            let from = low_water.mark();
+            let took = if from.is_some() { from_the_mark } else { whole };
+            tokio::time::advance(took).await;
+            low_water.claimed(from, took, 1, Some(at(100)));
+            marked.push(from.is_some());
+        }
+        marked[900..].iter().filter(|marked| **marked).count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_was_quick_by_chance_is_forgotten() {
+        let low_water = near();
+        assert_eq!(go_on(&low_water, SLOW, SLOW).await, 0, "it is the way that is long");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_claims_stay_slow_for_as_long_as_they_are() {
+        let low_water = near();
+        assert!(go_on(&low_water, SLOW, QUICK / 2).await > 90);
     }
 
     #[tokio::test(start_paused = true)]

@@ -98,6 +98,12 @@ impl WriteStore for PgStore {
         PgTransactionManager::start_rollback(connection);
     }
 
+    async fn end_abandoned(&self, connection: &mut PgConnection, depth: usize) -> Result<(), Error> {
+        savepoint::expect_abandoned(self.depth(connection), depth)?;
+        let ended = sqlx::raw_sql(savepoint::release(depth)).execute(connection).await;
+        ended.map(drop).map_err(|error| self.fault(error))
+    }
+
     fn abandon_all(&self, connection: &mut PgConnection) {
         while self.depth(connection) > 1 {
             PgTransactionManager::start_rollback(connection);

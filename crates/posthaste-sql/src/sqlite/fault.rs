@@ -55,6 +55,11 @@ pub(super) fn classify_commit(error: sqlx::Error, table: &TableName) -> CommitEr
 }
 
 /// Whether an id was taken. Nothing else in the table is unique.
+/// Whether a transaction was to be begun where one is open.
+pub(super) fn is_within_a_transaction(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.message().starts_with("cannot start a transaction within"))
+}
+
 pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(DatabaseError::is_unique_violation)
 }

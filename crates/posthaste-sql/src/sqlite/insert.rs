@@ -4,31 +4,38 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use posthaste_core::event::{Availability, Payload};
-use posthaste_core::store::{Error, Lease, NewRow, WriteStore};
+use posthaste_core::store::{Error, Lease, NewRow};
 use posthaste_core::{Event, EventId, Timestamp};
 use sqlx::SqlStr;
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection};
 
-use super::{SqliteStore, fault};
+use super::{SqliteStore, fault, tx};
 use crate::driver::{self, DriverStore, Parameter, Refusal, headers, taken_id};
 use crate::many::Many;
 use crate::plain::are_plain;
-use crate::savepoint;
 
 impl SqliteStore {
+    /// Inserts rows within the transaction that is open.
     pub(super) async fn insert_rows(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
-        if rows.is_empty() {
-            return Ok(());
-        }
         let now = self.now();
         // One row has nothing to share.
         let plain = rows.len() > 1 && are_plain(rows) && share_a_lease(rows);
         let insert = if plain { Insert::Plain } else { Insert::Any };
-        if let Some(sql) = self.statement(insert).exactly(rows.len()) {
+        let asking = match insert {
+            Insert::Plain => &self.sql.insert_plain_asking,
+            Insert::Any => &self.sql.insert_asking,
+        };
+        if let Some(sql) = asking.exactly(rows.len()) {
             return match insert.bind(sql, rows, now).execute(&mut *connection).await {
+                Err(error) if fault::is_within_a_transaction(&error) => Ok(()),
                 Err(error) if fault::is_duplicate(&error) => Err(self.duplicate(connection, rows).await),
-                done => done.map(drop).map_err(|error| self.fault(error)),
+                Err(error) => Err(self.fault(error)),
+                // Known only now: they were stored on their own.
+                Ok(_) => {
+                    self.take_back(connection, rows).await?;
+                    Err(tx::ended())
+                }
             };
         }
         // Several statements: a savepoint makes them all or none within a transaction that may go on after an error. It is set
@@ -37,10 +44,7 @@ impl SqliteStore {
             sqlx::raw_sql(sql).execute(connection).await.map(drop).map_err(|error| self.fault(error))
         };
         // Outside of a transaction it would begin one, of which sqlx knows nothing.
-        self.caught_up(connection).await?;
-        if self.depth(connection) == 0 {
-            return Err(savepoint::ended());
-        }
+        self.expect_open(connection).await?;
         say(connection, "SAVEPOINT posthaste_insert").await?;
         match self.insert_cut(connection, insert, rows, now).await {
             Ok(()) => say(connection, "RELEASE SAVEPOINT posthaste_insert").await,
@@ -55,7 +59,7 @@ impl SqliteStore {
     }
 
     /// Deletes rows that were inserted outside of a transaction by mistake.
-    pub(super) async fn take_back(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
+    async fn take_back(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
         let ids: Vec<&str> = rows.iter().map(|row| row.event.id().as_str()).collect();
         let json = serde_json::to_string(&ids).unwrap_or_default();
         let deleted = sqlx::query(self.sql.take_back.clone()).bind(json).execute(connection).await;

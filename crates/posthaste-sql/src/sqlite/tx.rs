@@ -9,7 +9,7 @@ use sqlx::{Connection, SqlSafeStr, Transaction};
 use sqlx_core::transaction::TransactionManager;
 
 use super::gate::Turn;
-use super::{SqliteStore, fault};
+use super::{SqliteStore, fault, sql};
 use crate::savepoint;
 
 /// A transaction of a [`SqliteStore`], which is the only one of this process that writes while it is open. Comes
@@ -59,13 +59,10 @@ impl WriteStore for SqliteStore {
     }
 
     async fn insert(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
-        self.insert_rows(connection, rows).await?;
-        // Known only now: a rollback that sqlx has begun by itself comes before the insert, which then was on its own.
-        if !rows.is_empty() && self.depth(connection) == 0 {
-            self.take_back(connection, rows).await?;
-            return Err(savepoint::ended());
+        if rows.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.insert_rows(connection, rows).await
     }
 
     async fn commit(&self, mut tx: SqliteTx) -> Result<(), CommitError> {
@@ -120,6 +117,13 @@ impl WriteStore for SqliteStore {
         SqliteTransactionManager::start_rollback(connection);
     }
 
+    async fn end_abandoned(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), Error> {
+        self.caught_up(connection).await?;
+        savepoint::expect_abandoned(self.depth(connection), depth)?;
+        let ended = sqlx::raw_sql(savepoint::release(depth)).execute(connection).await;
+        ended.map(drop).map_err(|error| self.fault(error))
+    }
+
     /// Once more than needed: sqlx passes over one of them after an end that was cut off, and over all beyond the last.
     fn abandon_all(&self, connection: &mut SqliteConnection) {
         for _ in 0..=self.depth(connection) {
@@ -129,10 +133,27 @@ impl WriteStore for SqliteStore {
 }
 
 impl SqliteStore {
+    /// Fails where no transaction is open, also if sqlx counts one: SQLite ends it by itself after some errors, and sqlx when a
+    /// savepoint is cut off. What is written then would be stored on its own.
+    pub(super) async fn expect_open(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        match sqlx::raw_sql(sql::ASK).execute(connection).await {
+            Ok(_) => Err(ended()),
+            Err(error) if fault::is_within_a_transaction(&error) => Ok(()),
+            Err(error) => Err(self.fault(error)),
+        }
+    }
+
     /// Waits until the connection has done what sqlx has begun on it by itself, so that its depth is what it will be.
     pub(super) async fn caught_up(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
         connection.ping().await.map_err(|error| self.fault(error))
     }
+}
+
+/// What is said to who writes in a transaction that is none any more.
+pub(super) fn ended() -> Error {
+    let reason = "the transaction has ended: a savepoint in it was cut off, or SQLite has rolled it back after an error of an \
+                  earlier statement; roll back, and begin another";
+    Error::Refused(reason.into())
 }
 
 /// Begins a transaction that writes from the start. The caller has its turn.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use posthaste_core::store::{AdminStore, CommitError, Error, Lease, NewRow, RelayStore, WriteStore};
-use posthaste_core::{Event, EventId};
+use posthaste_core::{Event, EventId, Outbox};
 use sqlx::Connection;
 
 use crate::support::{Database, claim, claim_of, event, ids, unleased, write};
@@ -42,6 +42,35 @@ async fn payloads_come_back_byte_for_byte() {
     for event in events {
         assert_eq!(store.find(event.id()).await.unwrap().unwrap().event.unwrap(), event);
     }
+}
+
+/// A savepoint that was dropped is rolled back to at once, and ended with the next one: they do not pile up.
+#[tokio::test]
+async fn dropped_savepoints_do_not_nest() {
+    let database = Database::new();
+    let store = database.store().await;
+    let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    for _ in 0..3 {
+        let mut dropped = tx.savepoint().await.unwrap();
+        dropped.write(event("undone")).await.unwrap();
+        // One inside of it goes with it.
+        drop(dropped.savepoint().await.unwrap());
+    }
+    let mut kept = tx.savepoint().await.unwrap();
+    kept.write(event("kept")).await.unwrap();
+    kept.commit().await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(ids(&claim(&store, 10).await.1), ["kept"]);
+
+    let mut tx = outbox.begin().await.unwrap();
+    for _ in 0..3 {
+        drop(tx.savepoint().await.unwrap());
+    }
+    tx.savepoint().await.unwrap().commit().await.unwrap();
+    let none = sqlx::raw_sql("RELEASE SAVEPOINT _sqlx_savepoint_1").execute(&mut *tx).await.unwrap_err();
+    assert!(none.to_string().contains("no such savepoint"), "{none}");
+    tx.rollback().await.unwrap();
 }
 
 #[tokio::test]
@@ -219,6 +248,38 @@ async fn delays_are_counted_from_the_insert() {
     // A full claim does not look.
     write(&store, [event("another")]).await;
     assert_eq!(crate::support::claim(&store, 1).await.1.next_in, None);
+}
+
+#[tokio::test]
+async fn a_transaction_that_sqlite_has_ended_takes_no_events() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(&store, [event("taken")]).await;
+    let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+    // One statement, and several.
+    for events in [1, 1000] {
+        let mut tx = outbox.begin().await.unwrap();
+        sqlx::query("CREATE TABLE business (id INTEGER)").execute(&mut *tx).await.unwrap();
+        let insert = "INSERT OR ROLLBACK INTO outbox_event (event_id, event_type) VALUES ('taken', 'X')";
+        sqlx::query(insert).execute(&mut *tx).await.unwrap_err();
+        for _ in 0..2 {
+            let written = tx.write_all((0..events).map(|_| Event::of_json("Lonely", "{}"))).await;
+            let error = format!("{:?}", written.unwrap_err());
+            assert!(error.contains("the transaction has ended"), "{error}");
+        }
+        assert!(tx.commit().await.is_err());
+        assert_eq!(store.counts().await.unwrap().total(), 1, "{events} events");
+    }
+    // In one that is somebody else's.
+    let mut tx = store.begin().await.unwrap();
+    let insert = "INSERT OR ROLLBACK INTO outbox_event (event_id, event_type) VALUES ('taken', 'X')";
+    sqlx::query(insert).execute(&mut *tx).await.unwrap_err();
+    let error = store.insert(&mut tx, &unleased([event("lonely")])).await.unwrap_err();
+    assert!(matches!(error, Error::Refused(_)), "{error}");
+    drop(tx);
+    assert_eq!(store.counts().await.unwrap().total(), 1);
+    write(&store, [event("another")]).await;
+    assert_eq!(store.counts().await.unwrap().total(), 2);
 }
 
 #[tokio::test]

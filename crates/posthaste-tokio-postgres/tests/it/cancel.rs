@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
+use posthaste_conformance::testing::{cut_short, event_with_id as event, eventually, within};
 use posthaste_core::listener::Path;
 use posthaste_core::store::{AdminStore, Filter, Page};
 use posthaste_core::{Event, Outbox};
 use posthaste_sql::PgStore;
 use posthaste_tokio_postgres::OutboxExt;
 
-use crate::support::{Database, assert_outside, cut_short, event, eventually, told, within};
+use crate::support::{Database, assert_outside, told};
 
 /// More than any of these futures is polled.
 const MANY: usize = 10_000;
@@ -97,6 +98,14 @@ async fn case_19_cut_commit() {
     assert_eq!(witness.told(), [told("unknown", &["cut"])]);
     assert_outside(&client).await;
     assert_eq!(inbox.arrival().await, ("cut".to_owned(), Path::Cold));
+
+    // Also when the client is dropped with it: its connection first sends what it was given.
+    let mut tx = outbox.begin_on(&mut client).await.unwrap();
+    tx.write(event("last")).await.unwrap();
+    assert!(cut_short(1, tx.commit()).await.is_none());
+    drop(client);
+    assert_eq!(witness.told(), [told("unknown", &["last"])]);
+    assert_eq!(inbox.arrival().await, ("last".to_owned(), Path::Cold));
     outbox.shutdown().await;
     inbox.assert_empty();
 }

@@ -1,5 +1,6 @@
 //! Part B: how transactions end.
 
+use posthaste_conformance::testing::{Wire, event_with_id as event, eventually, within};
 use posthaste_core::listener::Path;
 use posthaste_core::store::Error;
 use posthaste_core::{CommitError, Outbox};
@@ -7,7 +8,7 @@ use posthaste_sql::PgStore;
 use posthaste_tokio_postgres::OutboxExt;
 use tokio_postgres::Client;
 
-use crate::support::{Database, assert_outside, event, eventually, told, within};
+use crate::support::{Database, assert_outside, connect, told};
 
 /// A constraint that is looked at in the commit, and refuses everything.
 const DEFERRED: &str = "CREATE TABLE parent (id INTEGER PRIMARY KEY); \
@@ -79,7 +80,8 @@ async fn case_10_commit_on_a_closed_connection() {
 async fn case_18_lost_answer_of_a_commit() {
     let database = Database::new().await;
     let (outbox, witness, mut inbox) = database.outbox().await;
-    let mut client = database.client_that_loses_the_answer_to("COMMIT").await;
+    let wire = Wire::losing_the_answer(&database.url(), "COMMIT").await;
+    let mut client = connect(wire.url()).await;
     let mut tx = outbox.begin_on(&mut client).await.unwrap();
     tx.write(event("lost")).await.unwrap();
     let error = tx.commit().await.unwrap_err();

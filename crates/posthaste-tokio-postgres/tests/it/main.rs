@@ -7,6 +7,7 @@ mod ending;
 mod insert;
 mod partition;
 mod pool;
+mod role;
 mod savepoint;
 mod support;
 mod write;

@@ -1,9 +1,10 @@
 //! A table in partitions, which does not tell whether a row was written in a savepoint.
 
+use posthaste_conformance::testing::{event_with_id as event, watched};
 use posthaste_core::listener::Path;
 use posthaste_tokio_postgres::OutboxExt;
 
-use crate::support::{Database, event, outbox, told};
+use crate::support::{Database, told};
 
 #[tokio::test]
 async fn events_are_written_to_a_table_in_partitions() {
@@ -14,7 +15,7 @@ async fn events_are_written_to_a_table_in_partitions() {
     let mut client = database.client().await;
     for (number, store) in stores.into_iter().enumerate() {
         let id = |name: &str| format!("{name} {number}");
-        let (outbox, witness, mut inbox) = outbox(store).await;
+        let (outbox, witness, mut inbox) = watched(store).await;
         let mut tx = outbox.begin_on(&mut client).await.unwrap();
         tx.write(event(&id("own"))).await.unwrap();
         let mut savepoint = tx.savepoint().await.unwrap();

@@ -1,6 +1,7 @@
 //! Clients of a pool of deadpool-postgres.
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
+use deadpool_postgres::{Client, Manager, ManagerConfig, Pool, RecyclingMethod};
+use posthaste_conformance::testing::{cut_short, event_with_id as event, eventually, within};
 use posthaste_core::listener::Path;
 use posthaste_core::store::AdminStore;
 use posthaste_core::{CommitError, Outbox};
@@ -9,7 +10,7 @@ use posthaste_tokio_postgres::{DeadpoolTransaction, OutboxExt};
 use tokio::task::JoinSet;
 use tokio_postgres::{IsolationLevel, NoTls};
 
-use crate::support::{Database, assert_outside, cut_short, event, eventually, told, within};
+use crate::support::{Database, assert_outside, told};
 
 /// A pool of one client, which asks nothing of it when it comes back.
 fn pool(database: &Database) -> Pool {
@@ -103,6 +104,33 @@ async fn case_19_cut_anywhere_in_a_pool() {
     let counts = outbox.store().counts().await.unwrap();
     assert!(counts.done >= 3 && counts.done % 3 == 0, "half a transaction: {counts:?}");
     outbox.shutdown().await;
+}
+
+/// Dropped in the middle of the commit, with its client: back in its pool, the connection carries the commit out. Taken from its
+/// pool it takes the connection with it, here before that has sent anything; all of the transaction is undone.
+#[tokio::test]
+async fn case_19_cut_commit_in_a_pool() {
+    let database = Database::new().await;
+    let (outbox, witness, mut inbox) = database.outbox().await;
+    let pool = pool(&database);
+    for (id, parted_with) in [("kept", false), ("lost", true)] {
+        let mut client = pool.get().await.unwrap();
+        let mut tx = outbox.begin_on(&mut client).await.unwrap();
+        tx.write(event(id)).await.unwrap();
+        assert!(cut_short(1, tx.commit()).await.is_none());
+        if parted_with {
+            drop(Client::take(client));
+        } else {
+            drop(client);
+        }
+        assert_eq!(witness.told(), [told("unknown", &[id])]);
+    }
+    assert_eq!(inbox.arrival().await, ("kept".to_owned(), Path::Cold));
+    let open = "state LIKE 'idle in transaction%'";
+    eventually("nothing is left open", async || database.backends(open).await == 0).await;
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(database.rows().await, 1);
 }
 
 async fn write_with(outbox: &Outbox<PgStore>, pool: &Pool) {

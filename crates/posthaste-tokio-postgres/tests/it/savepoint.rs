@@ -1,11 +1,12 @@
 //! Savepoints: of the outbox, of the library, and by statements of somebody's own.
 
+use posthaste_conformance::testing::event_with_id as event;
 use posthaste_core::WriteError;
 use posthaste_core::listener::Path;
 use posthaste_core::store::Error;
 use posthaste_tokio_postgres::OutboxExt;
 
-use crate::support::{Database, event, told};
+use crate::support::{Database, told};
 
 #[tokio::test]
 async fn what_a_savepoint_undoes_is_never_delivered() {

@@ -1,16 +1,16 @@
 //! Part B: writing inside a transaction, and the hooks around it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use posthaste_conformance::testing::{Witness, event_with_id as event, within};
+use posthaste_conformance::{Gate, Tap, no_interval};
 use posthaste_core::hook::HookError;
 use posthaste_core::listener::Path;
 use posthaste_core::store::{Error, Filter, NewRow, Page};
-use posthaste_core::{Delivery, Event, Options, Outbox, Status, WriteError, WriteHook};
+use posthaste_core::{Event, Options, Outbox, Status, WriteError, WriteHook};
 use posthaste_tokio_postgres::OutboxExt;
-use tokio::sync::{Semaphore, mpsc};
 
-use crate::support::{Database, Witness, event, listening, no_interval, told, within};
+use crate::support::{Database, listening, told};
 
 #[tokio::test]
 async fn case_09_only_inside_a_transaction() {
@@ -56,11 +56,7 @@ async fn case_09_a_transaction_that_somebody_ended() {
 #[tokio::test]
 async fn case_11_one_call_per_commit() {
     let database = Database::new().await;
-    let witness = Witness::default();
-    let options = Options { workers: 1, ..no_interval() };
-    let store = database.store().await;
-    let (builder, mut inbox) = listening(Outbox::builder(store).options(options).hook(witness.clone()));
-    let outbox = builder.start().await.unwrap();
+    let (outbox, witness, mut inbox) = database.outbox().await;
     let mut client = database.client().await;
     let mut tx = outbox.begin_on(&mut client).await.unwrap();
     tx.batch_execute("CREATE TABLE orders (id BIGINT)").await.unwrap();
@@ -279,20 +275,10 @@ async fn case_14_all_or_none() {
 #[tokio::test]
 async fn case_15_full_hot_queue() {
     let database = Database::new().await;
-    let gate = Arc::new(Semaphore::new(0));
-    let (sender, mut delivered) = mpsc::unbounded_channel();
-    let listener = {
-        let gate = Arc::clone(&gate);
-        move |event: Delivery| {
-            let (gate, sender) = (Arc::clone(&gate), sender.clone());
-            async move {
-                gate.acquire().await.unwrap().forget();
-                sender.send(event.path()).unwrap();
-            }
-        }
-    };
+    let (tap, mut inbox) = Tap::new();
+    let gate = Gate::new();
     let options = Options { hot_queue: 2, workers: 1, ..no_interval() };
-    let outbox = Outbox::builder(database.store().await).options(options).listen_all(listener).start().await.unwrap();
+    let (outbox, _) = posthaste_conformance::start(database.store().await, options, tap.behind(&gate)).await;
     let mut client = database.client().await;
     let mut tx = outbox.begin_on(&mut client).await.unwrap();
     tx.write_all(["a", "b", "c", "d", "e"].map(event)).await.unwrap();
@@ -300,15 +286,14 @@ async fn case_15_full_hot_queue() {
     let promised: Vec<String> = promised.await.unwrap().iter().map(|row| row.get(0)).collect();
     assert_eq!(promised, ["a", "b"], "promised a place, so leased");
     tx.commit().await.unwrap();
-    gate.add_permits(5);
+    gate.open();
     let mut hot = 0;
     for _ in 0..5 {
-        let path = within("an event is delivered", delivered.recv()).await.unwrap();
-        hot += usize::from(path == Path::Hot);
+        hot += usize::from(inbox.next().await.path() == Path::Hot);
     }
     assert_eq!(hot, 2);
     outbox.shutdown().await;
-    assert!(delivered.try_recv().is_err());
+    inbox.assert_empty();
 }
 
 #[tokio::test]

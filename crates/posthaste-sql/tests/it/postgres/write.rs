@@ -57,6 +57,35 @@ async fn a_savepoint_saves_a_transaction_from_a_refused_insert() {
     assert_eq!(ids(&claim(&store, 10).await.1), ["taken", "inner", "outer"]);
 }
 
+/// A savepoint that was dropped is rolled back to at once, and ended with the next one: they do not pile up.
+#[tokio::test]
+async fn dropped_savepoints_do_not_nest() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    for _ in 0..3 {
+        let mut dropped = tx.savepoint().await.unwrap();
+        dropped.write(event("undone")).await.unwrap();
+        // One inside of it goes with it.
+        drop(dropped.savepoint().await.unwrap());
+    }
+    let mut kept = tx.savepoint().await.unwrap();
+    kept.write(event("kept")).await.unwrap();
+    kept.commit().await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(ids(&claim(&store, 10).await.1), ["kept"]);
+
+    let mut tx = outbox.begin().await.unwrap();
+    for _ in 0..3 {
+        drop(tx.savepoint().await.unwrap());
+    }
+    tx.savepoint().await.unwrap().commit().await.unwrap();
+    let none = sqlx::raw_sql("RELEASE SAVEPOINT _sqlx_savepoint_1").execute(&mut *tx).await.unwrap_err();
+    assert!(none.to_string().contains("does not exist"), "{none}");
+    tx.rollback().await.unwrap();
+}
+
 /// PostgreSQL answers such a commit with success, and rolls back.
 #[tokio::test]
 async fn a_commit_after_a_failed_statement_is_none_and_delivers_nothing() {
