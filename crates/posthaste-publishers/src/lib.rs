@@ -11,6 +11,6 @@ mod template;
 
 pub use breaker::{Breaker, BreakerState};
 pub use destination::Destination;
-pub use envelope::{Binding, Envelope, Wrapped};
+pub use envelope::{Binding, CloudEvents, Debezium, Envelope, EnvelopeError, Wrapped};
 pub use publisher::{Message, PublishError, PublishErrorKind, Publisher};
 pub use template::{EmptyPlace, Template, TemplateError};
