@@ -6,11 +6,13 @@
 mod breaker;
 mod destination;
 mod envelope;
+pub mod ndjson;
 mod publisher;
 mod template;
 
 pub use breaker::{Breaker, BreakerState};
 pub use destination::Destination;
 pub use envelope::{Binding, CloudEvents, Debezium, Envelope, EnvelopeError, Wrapped};
+pub use ndjson::{Ndjson, NdjsonOptions};
 pub use publisher::{Message, PublishError, PublishErrorKind, Publisher};
 pub use template::{EmptyPlace, Template, TemplateError};

@@ -3,3 +3,4 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 mod envelope;
+mod ndjson;
