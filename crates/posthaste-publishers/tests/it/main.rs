@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
+mod destination;
 mod envelope;
 mod ndjson;
