@@ -16,3 +16,8 @@ pub use envelope::{Binding, CloudEvents, Debezium, Envelope, EnvelopeError, Wrap
 pub use ndjson::{Ndjson, NdjsonOptions};
 pub use publisher::{Message, PublishError, PublishErrorKind, Publisher};
 pub use template::{EmptyPlace, Template, TemplateError};
+
+/// The page of the guide, so that its Rust is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/destinations.md")]
+mod guide {}
