@@ -14,8 +14,9 @@ use crate::template::{Template, TemplateError};
 
 /// Where the events of a route go: over which connection, to which address, in which envelope.
 ///
-/// It is a listener that takes batches: `listen("Order", "*", kafka.topic("orders"))`. What is wrong with its templates is said
-/// when the outbox is started.
+/// It is a listener that takes batches: `listen("Order", "*", kafka.topic("orders"))`. What is wrong with its templates or its
+/// envelope is said when the outbox is started. An event that lacks what a template needs becomes DEAD as unroutable, which uses
+/// up no attempt.
 pub struct Destination<P> {
     publisher: Arc<P>,
     breaker: Breaker,
@@ -90,6 +91,9 @@ impl<P: Publisher> From<Destination<P>> for AnyListener {
             (Ok(to), Ok(key)) => (to, key),
             (Err(error), _) | (_, Err(error)) => return AnyListener::mistaken(error),
         };
+        if let Err(error) = envelope.check() {
+            return AnyListener::mistaken(error);
+        }
         let gate = breaker.clone();
         let mut listener =
             batch(Sending { publisher, breaker, to, key, envelope }).with_max_batch(max_batch).with_gate(gate);
@@ -122,9 +126,6 @@ struct Sending<P> {
 
 impl<P: Publisher> BatchListener for Sending<P> {
     async fn on_events(&self, events: &[Delivery]) -> Vec<Verdict> {
-        if let Err(pause) = self.breaker.enter() {
-            return events.iter().map(|_| Ok(Outcome::RetryAfter(pause))).collect();
-        }
         let (mut verdicts, mut messages) = (Vec::with_capacity(events.len()), Vec::with_capacity(events.len()));
         for event in events {
             verdicts.push(match self.message(event) {
@@ -135,28 +136,40 @@ impl<P: Publisher> BatchListener for Sending<P> {
                 Err(failure) => Some(Err(failure)),
             });
         }
-        let sent = messages.len();
-        let results = if sent == 0 { Vec::new() } else { self.publisher.publish(messages).await };
-        if results.len() != sent {
-            let reason = format!("{} gave {} results for {sent} messages", self.publisher.name(), results.len());
-            return events.iter().map(|_| Err(Failure::retryable(reason.clone()))).collect();
-        }
-        let mut answers = self.judged(results).into_iter();
+        let mut answers = self.send(messages).await.into_iter();
         verdicts.into_iter().map(|verdict| verdict.or_else(|| answers.next()).expect("one for each message")).collect()
     }
 }
 
 impl<P: Publisher> Sending<P> {
     fn message(&self, event: &Delivery) -> Result<Message, Failure> {
-        let unroutable = |empty| Failure::new(FailureKind::Unroutable, empty);
+        let unroutable = |lack| Failure::new(FailureKind::Unroutable, lack);
         let to = self.to.render(event).map_err(unroutable)?;
         let key = match &self.key {
             Some(key) => Some(key.render(event).map_err(unroutable)?),
             None => event.aggregate_id().map(str::to_owned),
         };
-        let wrapped = self.envelope.wrap(P::BINDING, event);
+        let wrapped =
+            self.envelope.wrap(P::BINDING, event).map_err(|lack| Failure::new(FailureKind::Unroutable, lack))?;
         let (id, content_type, headers) = (event.id().clone(), wrapped.content_type, wrapped.headers);
         Ok(Message { id, to, key, content_type, headers, body: wrapped.body })
+    }
+
+    /// Sends the messages, unless the destination is away, and gives a verdict for each.
+    async fn send(&self, messages: Vec<Message>) -> Vec<Verdict> {
+        let sent = messages.len();
+        if sent == 0 {
+            return Vec::new();
+        }
+        if let Err(pause) = self.breaker.enter() {
+            return (0..sent).map(|_| Ok(Outcome::RetryAfter(pause))).collect();
+        }
+        let results = self.publisher.publish(messages).await;
+        if results.len() != sent {
+            let reason = format!("{} gave {} results for {sent} messages", self.publisher.name(), results.len());
+            return (0..sent).map(|_| Err(Failure::retryable(reason.clone()))).collect();
+        }
+        self.judged(results)
     }
 
     /// What the results make of the events and of the breaker.

@@ -1,39 +1,67 @@
 //! How an event looks on its way.
 
+mod binding;
+mod cloud_events;
+mod debezium;
+mod encoding;
+mod plain;
+
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use posthaste_core::Delivery;
+use posthaste_core::{Delivery, Event};
+use serde::Deserialize;
+
+use crate::template::{EmptyPlace, TemplateError};
+
+pub use binding::Binding;
+pub use cloud_events::CloudEvents;
+pub use debezium::Debezium;
+pub(crate) use encoding::{base64, is_json};
 
 /// How an event looks on its way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+///
+/// The id of the event is in every one of them, the same for each attempt: by this a receiver tells repeats. What the body is
+/// (its content type) is carried where the protocol has a place for it, and never among the headers.
+///
+/// | envelope | body | id |
+/// |---|---|---|
+/// | [`Plain`](Self::Plain) | the payload | header `event-id` |
+/// | [`CloudEventsBinary`](Self::CloudEventsBinary) | the payload | attribute `id`: header `ce_id`, `ce-id`, … |
+/// | [`CloudEventsStructured`](Self::CloudEventsStructured) | a JSON document around the payload | its member `id` |
+/// | [`Debezium`](Self::Debezium) | the payload | header `id` |
+///
+/// # What a protocol cannot carry
+/// Headers of HTTP and NATS hold printable ASCII only. What else is in a name or in a value is percent-encoded there, and such a
+/// value as a whole, as CloudEvents do it; a value without it is left as it is. Headers that mean something to the protocol
+/// itself are not taken from an event: of HTTP those that frame and route a request, such as `host` and `content-length`; of
+/// NATS all that begin with `Nats-`; of AMQP `CC` and `BCC`, and names of more than 255 bytes.
+///
+/// In a file of settings: `envelope = { format = "cloudevents-binary", source = "/shop/{aggregate_type}" }`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(tag = "format")]
 #[non_exhaustive]
 pub enum Envelope {
     /// The payload is the body; what else is known of the event is in headers:
     ///
     /// `event-id`, `event-type`, `aggregate-type`, `aggregate-id`, `tenant-id`, `occurred-at` (RFC 3339), and the headers of
-    /// the event under their own names, unless they have one of these.
+    /// the event under their own names, unless they have one of these, in capitals or not, or are called `content-type`.
     #[default]
+    #[serde(rename = "plain")]
     Plain,
+    /// A CloudEvent whose attributes are beside the body, as the binding of the protocol names them. The payload is the body.
+    #[serde(rename = "cloudevents-binary")]
+    CloudEventsBinary(CloudEvents),
+    /// A CloudEvent that is one JSON document, the payload included.
+    #[serde(rename = "cloudevents-structured")]
+    CloudEventsStructured(CloudEvents),
+    /// What Debezium's outbox event router would have put on Kafka.
+    #[serde(rename = "debezium")]
+    Debezium(Debezium),
 }
 
-/// How a protocol carries what an envelope says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Binding {
-    /// Kafka: headers.
-    Kafka,
-    /// NATS: headers.
-    Nats,
-    /// AMQP 0.9.1, as RabbitMQ has it: headers of the message.
-    Amqp,
-    /// HTTP: headers of the request.
-    Http,
-    /// MQTT 5: user properties.
-    Mqtt,
-    /// Fields beside the body, as in an entry of a Redis stream or in a line of JSON.
-    Fields,
-}
+/// A header, as a message has it.
+pub(crate) type Header = (Cow<'static, str>, String);
 
 /// What is sent of an event.
 #[derive(Clone, Debug)]
@@ -46,44 +74,59 @@ pub struct Wrapped {
     pub body: Bytes,
 }
 
+/// Why an event was not put into its envelope.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnvelopeError {
+    /// A CloudEvent has to say where it comes from.
+    #[error("the source of the CloudEvents is empty; give a URI reference, such as \"/shop/{{aggregate_type}}\"")]
+    NoSource,
+    /// The template of the source is wrong.
+    #[error("the source of the CloudEvents is not right")]
+    Source(#[source] TemplateError),
+    /// The event lacks what the source needs.
+    #[error("the source of the CloudEvent cannot be told")]
+    EmptyPlace(#[source] EmptyPlace),
+    /// The event type is to be in a header without a name.
+    #[error("the header for the event type has no name; give one, such as \"eventType\"")]
+    NoHeaderName,
+}
+
 impl Envelope {
     /// Puts an event into this envelope, as that protocol carries it.
-    pub fn wrap(self, binding: Binding, event: &Delivery) -> Wrapped {
-        let _ = binding;
+    ///
+    /// # Errors
+    /// When a [setting](Self::check) is wrong, or the event lacks what the source of CloudEvents is made of.
+    pub fn wrap(&self, binding: Binding, event: &Delivery) -> Result<Wrapped, EnvelopeError> {
         match self {
-            Self::Plain => plain(event),
+            Self::Plain => Ok(plain::wrap(binding, event)),
+            Self::CloudEventsBinary(settings) => settings.wrap_binary(binding, event),
+            Self::CloudEventsStructured(settings) => settings.wrap_structured(binding, event),
+            Self::Debezium(settings) => Ok(settings.wrap(binding, event)),
+        }
+    }
+
+    /// Whether its settings are right. A [`Destination`](crate::Destination) asks when the outbox is started.
+    ///
+    /// # Errors
+    /// Names the setting that is wrong.
+    pub fn check(&self) -> Result<(), EnvelopeError> {
+        match self {
+            Self::Plain => Ok(()),
+            Self::CloudEventsBinary(settings) | Self::CloudEventsStructured(settings) => settings.check(),
+            Self::Debezium(settings) => settings.check(),
         }
     }
 }
 
-fn plain(event: &Delivery) -> Wrapped {
-    let ours = [
-        ("event-id", Some(event.id().as_str())),
-        ("event-type", Some(event.event_type())),
-        ("aggregate-type", Some(event.aggregate_type())),
-        ("aggregate-id", event.aggregate_id()),
-        ("tenant-id", event.tenant_id()),
-    ];
-    let mut headers: Vec<(Cow<'static, str>, String)> = ours
-        .into_iter()
-        .filter_map(|(name, value)| value.map(|value| (Cow::Borrowed(name), value.to_owned())))
-        .collect();
-    headers.push((Cow::Borrowed("occurred-at"), event.occurred_at().to_string()));
-    for (name, value) in event.headers() {
-        if !headers.iter().any(|(taken, _)| taken == name) {
-            headers.push((Cow::Owned(name.clone()), value.clone()));
-        }
-    }
-    Wrapped { content_type: Cow::Owned(event.content_type().to_owned()), headers, body: body(event) }
+/// The payload as the body, without a copy.
+fn with_payload(binding: Binding, event: &Delivery, headers: Vec<Header>) -> Wrapped {
+    let content_type = Cow::Owned(binding.value(event.content_type()));
+    Wrapped { content_type, headers, body: event.shared_payload() }
 }
 
-/// The payload, without a copy.
-fn body(event: &Delivery) -> Bytes {
-    struct Payload(Delivery);
-    impl AsRef<[u8]> for Payload {
-        fn as_ref(&self) -> &[u8] {
-            self.0.payload().as_bytes()
-        }
-    }
-    Bytes::from_owner(Payload(event.clone()))
+/// When it happened, unless that is in no year of RFC 3339.
+fn occurred_at(event: &Event) -> Option<String> {
+    let text = event.occurred_at().to_string();
+    (text.starts_with(|first: char| first.is_ascii_digit()) && text.ends_with('Z')).then_some(text)
 }

@@ -6,11 +6,18 @@
 mod breaker;
 mod destination;
 mod envelope;
+pub mod ndjson;
 mod publisher;
 mod template;
 
 pub use breaker::{Breaker, BreakerState};
 pub use destination::Destination;
-pub use envelope::{Binding, Envelope, Wrapped};
+pub use envelope::{Binding, CloudEvents, Debezium, Envelope, EnvelopeError, Wrapped};
+pub use ndjson::{Ndjson, NdjsonOptions};
 pub use publisher::{Message, PublishError, PublishErrorKind, Publisher};
 pub use template::{EmptyPlace, Template, TemplateError};
+
+/// The page of the guide, so that its Rust is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/destinations.md")]
+mod guide {}
