@@ -29,7 +29,7 @@ impl Room {
     pub(crate) fn or(self, other: Self) -> Self {
         match (self, other) {
             (Self::Open, _) | (_, Self::Open) => Self::Open,
-            (Self::Few(one), Self::Few(other)) => Self::Few(one.saturating_add(other)),
+            (Self::Few(one), Self::Few(other)) => Self::Few(one.max(other)),
             (Self::Few(few), _) | (_, Self::Few(few)) => Self::Few(few),
             (Self::ShutFor(one), Self::ShutFor(other)) => Self::ShutFor(one.min(other)),
         }
