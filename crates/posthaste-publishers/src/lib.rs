@@ -6,11 +6,15 @@
 mod breaker;
 mod destination;
 mod envelope;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 mod publisher;
 mod template;
 
 pub use breaker::{Breaker, BreakerState};
 pub use destination::Destination;
 pub use envelope::{Binding, Envelope, Wrapped};
+#[cfg(feature = "kafka")]
+pub use kafka::{Kafka, KafkaOptions};
 pub use publisher::{Message, PublishError, PublishErrorKind, Publisher};
 pub use template::{EmptyPlace, Template, TemplateError};
