@@ -53,6 +53,7 @@ def read(brokers, topic):
         if time.monotonic() > give_up:
             sys.exit(f"partitions {left} of {topic} could not be read to their ends")
         for message in consumer.consume(500, timeout=0.5):
+            give_up = time.monotonic() + 60
             if message.error():
                 sys.exit(str(message.error()))
             show(message)

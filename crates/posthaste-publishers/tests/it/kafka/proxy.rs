@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,7 +13,8 @@ use tokio::task::JoinHandle;
 /// The request that carries messages.
 const PRODUCE: i16 = 0;
 
-/// Hands requests on to a broker, and cuts the connection instead of handing on every n-th acknowledgement.
+/// Hands requests on to a broker. Instead of handing on every n-th acknowledgement it loses that and those of the requests
+/// behind it that the broker has already, and cuts the connection.
 pub(super) struct Proxy {
     addr: SocketAddr,
     shared: Arc<Shared>,
@@ -69,40 +70,57 @@ impl Drop for Proxy {
 async fn carry(client: TcpStream, broker: String, shared: Arc<Shared>) {
     let Ok(broker) = TcpStream::connect(broker).await else { return };
     let ((from_client, to_client), (from_broker, to_broker)) = (client.into_split(), broker.into_split());
-    let carrying = Mutex::default();
+    let connection = Connection::default();
     tokio::select! {
-        _ = up(from_client, to_broker, &carrying) => {}
-        _ = down(from_broker, to_client, &carrying, &shared) => {}
+        _ = connection.up(from_client, to_broker) => {}
+        _ = connection.down(from_broker, to_client, &shared) => {}
     }
 }
 
-/// Notes which requests carry messages.
-async fn up(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, carrying: &Mutex<HashSet<i32>>) -> std::io::Result<()> {
-    loop {
-        let frame = frame(&mut from).await?;
-        if i16::from_be_bytes([frame[4], frame[5]]) == PRODUCE {
-            carrying.lock().unwrap().insert(number(&frame[8..12]));
-        }
-        to.write_all(&frame).await?;
-    }
+#[derive(Default)]
+struct Connection {
+    /// Requests with messages that the broker has not answered.
+    open: Mutex<HashSet<i32>>,
+    losing: AtomicBool,
 }
 
-async fn down(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    carrying: &Mutex<HashSet<i32>>,
-    shared: &Shared,
-) -> std::io::Result<()> {
-    loop {
-        let frame = frame(&mut from).await?;
-        if carrying.lock().unwrap().remove(&number(&frame[4..8])) {
-            let nth = shared.acknowledged.fetch_add(1, Ordering::Relaxed) + 1;
-            if nth.is_multiple_of(shared.every) {
-                shared.lost.fetch_add(1, Ordering::Relaxed);
-                return Ok(());
+impl Connection {
+    async fn up(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> std::io::Result<()> {
+        loop {
+            let frame = frame(&mut from).await?;
+            {
+                let mut open = self.open.lock().unwrap();
+                if self.losing.load(Ordering::Relaxed) {
+                    continue;
+                }
+                if i16::from_be_bytes([frame[4], frame[5]]) == PRODUCE {
+                    open.insert(number(&frame[8..12]));
+                }
             }
+            to.write_all(&frame).await?;
         }
-        to.write_all(&frame).await?;
+    }
+
+    async fn down(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared) -> std::io::Result<()> {
+        loop {
+            let frame = frame(&mut from).await?;
+            {
+                let mut open = self.open.lock().unwrap();
+                if open.remove(&number(&frame[4..8])) {
+                    let nth = shared.acknowledged.fetch_add(1, Ordering::Relaxed) + 1;
+                    self.losing.fetch_or(nth.is_multiple_of(shared.every), Ordering::Relaxed);
+                    shared.lost.fetch_add(u64::from(self.losing.load(Ordering::Relaxed)), Ordering::Relaxed);
+                }
+                if self.losing.load(Ordering::Relaxed) {
+                    // The broker is through with what it has before the client repeats it.
+                    if open.is_empty() {
+                        return Ok(());
+                    }
+                    continue;
+                }
+            }
+            to.write_all(&frame).await?;
+        }
     }
 }
 
