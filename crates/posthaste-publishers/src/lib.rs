@@ -7,6 +7,8 @@ mod breaker;
 mod destination;
 mod envelope;
 mod publisher;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
 mod template;
 
 pub use breaker::{Breaker, BreakerState};
