@@ -10,6 +10,8 @@ mod publisher;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 mod template;
+#[cfg(feature = "webhook")]
+pub mod webhook;
 
 pub use breaker::{Breaker, BreakerState};
 pub use destination::Destination;

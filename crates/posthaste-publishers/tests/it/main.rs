@@ -4,3 +4,5 @@
 
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
+#[cfg(feature = "webhook")]
+mod webhook;
