@@ -7,7 +7,6 @@ use std::time::Duration;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use posthaste_core::testing::within;
 use posthaste_core::{Event, EventId, MemoryStore, Outbox};
 use posthaste_publishers::Message;
 use serde_json::Value;
@@ -138,11 +137,12 @@ pub(super) async fn write(outbox: &Outbox<MemoryStore>, events: impl IntoIterato
     ids
 }
 
+/// Waits for longer than a breaker does.
 pub(super) async fn all_done(outbox: &Outbox<MemoryStore>, count: u64) {
     let done = async {
         while outbox.admin().counts().await.unwrap().done < count {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    within("all events are DONE", done).await;
+    tokio::time::timeout(Duration::from_secs(120), done).await.expect("all events are DONE");
 }
