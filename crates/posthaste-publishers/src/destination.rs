@@ -12,6 +12,9 @@ use crate::envelope::Envelope;
 use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher};
 use crate::template::{Template, TemplateError};
 
+/// How long a message waits that was put off without a word for how long.
+const DEFERRED: Duration = Duration::from_secs(1);
+
 /// Where the events of a route go: over which connection, to which address, in which envelope.
 ///
 /// It is a listener that takes batches: `listen("Order", "*", kafka.topic("orders"))`. What is wrong with its templates or its
@@ -178,9 +181,14 @@ impl<P: Publisher> Sending<P> {
             Err(error) if error.kind() == PublishErrorKind::Outage => Some(error),
             _ => None,
         });
-        // What was refused was refused by somebody: the destination is there.
+        let deferred = |result: &Result<(), PublishError>| {
+            result.as_ref().is_err_and(|error| error.kind() == PublishErrorKind::Deferred)
+        };
         let pause = match outage {
             Some(error) => self.breaker.failed(error.pause(), error),
+            // Nobody was asked.
+            None if results.iter().all(deferred) => Duration::ZERO,
+            // What was refused was refused by somebody: the destination is there.
             None => {
                 self.breaker.succeeded();
                 Duration::ZERO
@@ -189,6 +197,7 @@ impl<P: Publisher> Sending<P> {
         let verdict = |error: PublishError| {
             let kind = match error.kind() {
                 PublishErrorKind::Outage => return Ok(Outcome::RetryAfter(pause)),
+                PublishErrorKind::Deferred => return Ok(Outcome::RetryAfter(error.pause().unwrap_or(DEFERRED))),
                 PublishErrorKind::Retryable => FailureKind::Retryable,
                 PublishErrorKind::Permanent => FailureKind::Permanent,
             };

@@ -36,7 +36,7 @@ pub use nats::{Nats, NatsOptions};
 pub use ndjson::{Ndjson, NdjsonOptions};
 pub use publisher::{Message, PublishError, PublishErrorKind, Publisher};
 #[cfg(feature = "rabbitmq")]
-pub use rabbitmq::{RabbitMq, RabbitMqOptions};
+pub use rabbitmq::{Rabbit, RabbitOptions};
 #[cfg(feature = "redis")]
 pub use redis::{Redis, RedisOptions};
 pub use template::{EmptyPlace, Template, TemplateError};

@@ -71,6 +71,9 @@ pub enum PublishErrorKind {
     /// The destination is away, or takes nothing from anybody: no failure of the event, which uses up no attempt. The breaker
     /// opens.
     Outage,
+    /// Where this message goes is away, and where others go is not: like an outage, but the breaker stays as it is. For
+    /// publishers with many ends, which keep a breaker for each.
+    Deferred,
     /// This message was not taken, but may be later: an attempt.
     Retryable,
     /// This message will never be taken: DEAD at once.
@@ -81,6 +84,11 @@ impl PublishError {
     /// The destination is away.
     pub fn outage(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::new(PublishErrorKind::Outage, source)
+    }
+
+    /// Where this message goes is away for that long.
+    pub fn deferred(source: impl Into<Box<dyn Error + Send + Sync>>, pause: Duration) -> Self {
+        Self::new(PublishErrorKind::Deferred, source).retry_after(pause)
     }
 
     /// This message was not taken, but may be later.
