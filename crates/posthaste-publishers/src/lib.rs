@@ -3,10 +3,16 @@
 //! A publisher keeps one connection. What it gives for an address is a listener that takes batches: register it like any other.
 //! An event is DONE when the other end has acknowledged it, and nothing less.
 
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+mod address;
 mod breaker;
 mod destination;
 mod envelope;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod publisher;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod template;
 
 pub use breaker::{Breaker, BreakerState};
