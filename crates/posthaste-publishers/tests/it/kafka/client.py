@@ -36,7 +36,8 @@ def create(brokers, topic, partitions):
 def user(brokers, name, password):
     how = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 8192)
     wanted = [UserScramCredentialUpsertion(name, how, password.encode())]
-    AdminClient(config(brokers)).alter_user_scram_credentials(wanted)[name].result(30)
+    admin = AdminClient(config(brokers))
+    admin.alter_user_scram_credentials(wanted)[name].result(30)
 
 
 def read(brokers, topic):
