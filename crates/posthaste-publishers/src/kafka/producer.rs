@@ -147,7 +147,7 @@ impl ClientContext for Reports {
         match &mut *trouble {
             // What happened to the last of them says more, and is not said again each time.
             Some((at, _)) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown) => {
-                *at = Instant::now()
+                *at = Instant::now();
             }
             trouble => *trouble = Some((Instant::now(), reason.to_owned())),
         }
