@@ -8,6 +8,8 @@ mod address;
 mod breaker;
 mod destination;
 mod envelope;
+#[cfg(feature = "mqtt")]
+pub mod mqtt;
 #[cfg(feature = "nats")]
 pub mod nats;
 mod publisher;
