@@ -10,6 +10,7 @@ import json
 import sys
 
 import nats
+import nats.js.errors
 from nats.js.api import StreamConfig
 
 
@@ -17,7 +18,13 @@ async def main(url, command, argument):
     client = await nats.connect(url, connect_timeout=5, allow_reconnect=False)
     stream = client.jetstream()
     if command == "add":
-        await stream.add_stream(StreamConfig.from_response(json.loads(argument)))
+        config = StreamConfig.from_response(json.loads(argument))
+        try:
+            # Of an earlier run on the same server.
+            await stream.delete_stream(config.name)
+        except nats.js.errors.NotFoundError:
+            pass
+        await stream.add_stream(config)
     elif command == "read":
         state = (await stream.stream_info(argument)).state
         for number in range(state.first_seq, state.last_seq + 1) if state.messages else []:
