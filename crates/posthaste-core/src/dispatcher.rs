@@ -19,7 +19,7 @@ use crate::inflight::{InFlight, Token};
 use crate::instrument::Instrument;
 use crate::interceptor::{AnyInterceptor, Interceptor};
 use crate::keeper::Keeper;
-use crate::listener::{Delivery, Path, call};
+use crate::listener::{Delivery, Path, Room, call};
 use crate::metrics::{self, Metrics, NoMetrics};
 use crate::options::{self, Options};
 use crate::poller::{ClaimHandler, Handled};
@@ -61,6 +61,7 @@ pub(crate) use hot::{HotPath, Overflow};
 /// # }
 /// ```
 pub struct Dispatcher {
+    registry: Arc<Registry>,
     queues: Arc<Queues<Work>>,
     in_flight: Arc<InFlight>,
     hot: Arc<HotPath>,
@@ -146,11 +147,21 @@ impl fmt::Debug for Dispatcher {
 
 impl ClaimHandler for Dispatcher {
     fn capacity(&self) -> usize {
-        self.queues.cold_room()
+        let most = match self.registry.room() {
+            Room::Open => usize::MAX,
+            Room::Few(few) => few,
+            _ => 0,
+        };
+        most.min(self.queues.cold_room())
     }
 
     fn room_for(&self, wanted: usize) -> BoxFuture<'_, ()> {
-        Box::pin(self.queues.cold_room_for(wanted))
+        Box::pin(async move {
+            while let Room::ShutFor(pause) = self.registry.room() {
+                tokio::time::sleep(pause.max(Duration::from_millis(1))).await;
+            }
+            self.queues.cold_room_for(wanted).await;
+        })
     }
 
     fn handle(&self, row: ClaimedRow, lease: &Lease, leased_at: Instant) -> Handled {
@@ -277,12 +288,13 @@ impl DispatcherBuilder {
             closing: closing.clone(),
         };
         // One batch being written, one being gathered, and a place for every event that is with a listener.
-        let with_listeners = options.workers * self.registry.largest_batch();
+        let registry = Arc::new(self.registry);
+        let with_listeners = options.workers * registry.largest_batch();
         let (outcomes, to_settle) = mpsc::channel(options.settle_batch * 2 + with_listeners);
         let worker = worker::Worker {
             queues: Arc::clone(&queues),
             in_flight: Arc::clone(&in_flight),
-            registry: Arc::new(self.registry),
+            registry: Arc::clone(&registry),
             interceptors: self.interceptors.into(),
             instruments: self.instruments.into(),
             retry: options.retry_policy(),
@@ -306,6 +318,6 @@ impl DispatcherBuilder {
             let keeper = Arc::clone(&keeper);
             async move { keeper.run(stop).await }
         });
-        Ok(Arc::new(Dispatcher { queues, in_flight, hot, metrics, poller: self.poller, keeper, tasks }))
+        Ok(Arc::new(Dispatcher { registry, queues, in_flight, hot, metrics, poller: self.poller, keeper, tasks }))
     }
 }

@@ -5,7 +5,7 @@ use std::future::Future;
 use foldhash::HashMap;
 
 use crate::event::{AggregateType, Event, EventType, GLOBAL, TypedEvent};
-use crate::listener::{self, AnyListener, Delivery, Handle, HandleFn, IntoVerdict, typed};
+use crate::listener::{self, AnyListener, Delivery, Handle, HandleFn, IntoVerdict, Room, typed};
 
 /// Stands for every aggregate type or every event type in a registration.
 pub const ANY: &str = "*";
@@ -57,6 +57,16 @@ pub enum Error {
         /// The types, each made of the next one, and the last of the first.
         types: Vec<&'static str>,
     },
+    /// A listener was made of settings that are wrong.
+    #[error("the listener for aggregate type {aggregate_type:?} and event type {event_type:?} is not right: {mistake}")]
+    Mistaken {
+        /// The aggregate type.
+        aggregate_type: String,
+        /// The event type.
+        event_type: String,
+        /// What is wrong with it.
+        mistake: String,
+    },
     /// A name is empty.
     #[error("a listener was registered with an empty {field}; give its name, or \"*\" for any")]
     Empty {
@@ -100,11 +110,16 @@ impl Registry {
         if event_type.is_empty() {
             return Err(Error::Empty { field: "event type" });
         }
+        let listener = listener.into();
+        if let Some(mistake) = listener.mistake() {
+            let (aggregate_type, event_type) = (aggregate_type.to_owned(), event_type.to_owned());
+            return Err(Error::Mistaken { aggregate_type, event_type, mistake: mistake.to_owned() });
+        }
         let by_aggregate = self.routes.entry(event_type.into()).or_default();
         if by_aggregate.contains_key(aggregate_type) {
             return Err(Error::Taken { aggregate_type: aggregate_type.to_owned(), event_type: event_type.to_owned() });
         }
-        by_aggregate.insert(aggregate_type.into(), listener.into());
+        by_aggregate.insert(aggregate_type.into(), listener);
         Ok(())
     }
 
@@ -207,6 +222,13 @@ impl Registry {
     pub(crate) fn largest_batch(&self) -> usize {
         let listeners = self.routes.values().flat_map(HashMap::values);
         listeners.map(AnyListener::max_batch).max().unwrap_or(1)
+    }
+
+    /// How much would pass the gates of all listeners.
+    pub(crate) fn room(&self) -> Room {
+        let listeners = self.routes.values().flat_map(HashMap::values);
+        // One without a gate is enough, and usual.
+        listeners.map(AnyListener::room).reduce(Room::or).unwrap_or(Room::Open)
     }
 
     /// Whether no listener is registered.

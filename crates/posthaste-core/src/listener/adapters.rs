@@ -1,8 +1,10 @@
 //! Listeners made from other listeners and from plain functions.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{BatchListener, Delivery, Listener, Verdict};
+use super::{BatchListener, Delivery, Gate, Listener, Verdict};
 use crate::retry::RetryPolicy;
 
 /// A listener with settings of its own. Made by [`Listener::with_time_limit`] and [`Listener::with_retry`].
@@ -60,14 +62,15 @@ impl<L: Listener> Listener for Configured<L> {
 /// .with_max_batch(500);
 /// ```
 pub fn batch<B: BatchListener>(listener: B) -> Batch<B> {
-    Batch { max: listener.max_batch().max(1), settings: Configured::new(listener) }
+    Batch { max: listener.max_batch().max(1), settings: Configured::new(listener), gate: None }
 }
 
 /// A listener that takes slices. Made by [`batch`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Batch<B> {
     pub(super) settings: Configured<B>,
     pub(super) max: usize,
+    pub(super) gate: Option<Arc<dyn Gate>>,
 }
 
 impl<B> Batch<B> {
@@ -75,6 +78,13 @@ impl<B> Batch<B> {
     #[must_use]
     pub fn with_max_batch(mut self, max: usize) -> Self {
         self.max = max.max(1);
+        self
+    }
+
+    /// Sets what says whether events should be claimed for it.
+    #[must_use]
+    pub fn with_gate(mut self, gate: impl Gate) -> Self {
+        self.gate = Some(Arc::new(gate));
         self
     }
 
@@ -90,5 +100,11 @@ impl<B> Batch<B> {
     pub fn with_retry(mut self, policy: RetryPolicy) -> Self {
         self.settings.retry = Some(policy);
         self
+    }
+}
+
+impl<B: fmt::Debug> fmt::Debug for Batch<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("settings", &self.settings).field("max", &self.max).finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Batch, BatchListener, Delivery, FanOut, Listener, Verdict};
+use super::{Batch, BatchListener, Delivery, FanOut, Gate, Listener, Room, Verdict, chain};
 use crate::retry::RetryPolicy;
 
 /// A verdict for each event. One alone, the usual number, needs no memory of its own.
@@ -23,6 +23,9 @@ pub struct AnyListener {
     max_batch: usize,
     time_limit: Option<Duration>,
     retry: Option<RetryPolicy>,
+    gate: Option<Arc<dyn Gate>>,
+    /// What is wrong with it, for whoever registers it.
+    mistake: Option<Arc<str>>,
 }
 
 /// One object-safe method behind every kind of listener; a single event is a slice of one.
@@ -62,6 +65,25 @@ impl<B: BatchListener> Run for Slice<B> {
 }
 
 impl AnyListener {
+    /// A listener that cannot be used: whoever registers it hears why. For what makes listeners of settings, some of which may
+    /// be wrong.
+    pub fn mistaken(mistake: impl std::error::Error + 'static) -> Self {
+        let mistake: Arc<str> = chain(&mistake).into();
+        let reason = Arc::clone(&mistake);
+        let never = move |_: Delivery| std::future::ready(Err::<(), _>(reason.to_string()));
+        Self { mistake: Some(mistake), ..Self::from(never) }
+    }
+
+    /// What is wrong with it, if it cannot be used.
+    pub fn mistake(&self) -> Option<&str> {
+        self.mistake.as_deref()
+    }
+
+    /// How much would pass its gate now.
+    pub(crate) fn room(&self) -> Room {
+        self.gate.as_ref().map_or(Room::Open, |gate| gate.room())
+    }
+
     /// The most events to hand over at once.
     pub fn max_batch(&self) -> usize {
         self.max_batch
@@ -104,6 +126,8 @@ impl<L: Listener> From<L> for AnyListener {
             time_limit: listener.time_limit(),
             retry: listener.retry_policy().cloned(),
             run: Arc::new(Single(listener)),
+            gate: None,
+            mistake: None,
         }
     }
 }
@@ -115,6 +139,8 @@ impl<B: BatchListener> From<Batch<B>> for AnyListener {
             time_limit: batch.settings.time_limit,
             retry: batch.settings.retry,
             run: Arc::new(Slice(batch.settings.inner)),
+            gate: batch.gate,
+            mistake: None,
         }
     }
 }

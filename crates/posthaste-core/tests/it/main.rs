@@ -5,6 +5,8 @@
 
 mod around;
 mod containment;
+#[cfg(feature = "testing")]
+mod gate;
 mod instrument;
 mod listeners;
 mod properties;

@@ -1,0 +1,37 @@
+//! What keeps events from a listener for a while.
+
+use std::time::Duration;
+
+/// Says whether a listener can be reached at all, before events are claimed for it.
+///
+/// Where every listener of an outbox is behind a gate that is shut, nothing is claimed until one of them opens. Where only some
+/// are, their events are still claimed with the others, and the listener puts them off with
+/// [`Outcome::RetryAfter`](super::Outcome::RetryAfter).
+pub trait Gate: Send + Sync + 'static {
+    /// How much would pass now. Asked before every claim: be quick.
+    fn room(&self) -> Room;
+}
+
+/// How much would pass a [`Gate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Room {
+    /// Everything.
+    Open,
+    /// So many events, to try whether more would.
+    Few(usize),
+    /// Nothing for that long.
+    ShutFor(Duration),
+}
+
+impl Room {
+    /// Of two ways, the one that lets more through, or sooner.
+    pub(crate) fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Open, _) | (_, Self::Open) => Self::Open,
+            (Self::Few(one), Self::Few(other)) => Self::Few(one.max(other)),
+            (Self::Few(few), _) | (_, Self::Few(few)) => Self::Few(few),
+            (Self::ShutFor(one), Self::ShutFor(other)) => Self::ShutFor(one.min(other)),
+        }
+    }
+}

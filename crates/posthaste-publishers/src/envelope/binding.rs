@@ -1,0 +1,86 @@
+//! How protocols carry headers.
+
+use std::borrow::Cow;
+
+use super::Header;
+use super::encoding::{fits_header, percent_encoded};
+
+/// How a protocol carries what an envelope says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Binding {
+    /// Kafka: headers.
+    Kafka,
+    /// NATS: headers.
+    Nats,
+    /// AMQP 0.9.1, as RabbitMQ has it: headers of the message.
+    Amqp,
+    /// HTTP: headers of the request.
+    Http,
+    /// MQTT 5: user properties.
+    Mqtt,
+    /// Fields beside the body, as in an entry of a Redis stream or in a line of JSON.
+    Fields,
+}
+
+/// What HTTP uses for itself: a request would be another, or be cut elsewhere, if an event could set these.
+const OF_HTTP: [&str; 11] = [
+    "connection",
+    "content-encoding",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// The longest name in a table of AMQP 0.9.1, in bytes.
+const LONGEST_OF_AMQP: usize = 255;
+
+impl Binding {
+    /// A header of an event under its own name, if the protocol can have it.
+    pub(super) fn header(self, name: &str, value: &str) -> Option<Header> {
+        let is = |other: &str| name.eq_ignore_ascii_case(other);
+        let starts_with =
+            |prefix: &str| name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
+        let taken = is("content-type")
+            || match self {
+                Self::Http => OF_HTTP.into_iter().any(is),
+                Self::Nats => starts_with("nats-"),
+                Self::Amqp => is("cc") || is("bcc") || !self.can_be_called(name.len()),
+                Self::Kafka | Self::Mqtt | Self::Fields => false,
+            };
+        (!taken).then(|| (Cow::Owned(self.name(name)), self.value(value)))
+    }
+
+    /// One of our own headers. What it is called fits every protocol.
+    pub(super) fn own(self, name: &'static str, value: &str) -> Header {
+        (Cow::Borrowed(name), self.value(value))
+    }
+
+    /// Whether a name may have that many bytes.
+    pub(super) fn can_be_called(self, bytes: usize) -> bool {
+        self != Self::Amqp || bytes <= LONGEST_OF_AMQP
+    }
+
+    fn name(self, name: &str) -> String {
+        match self {
+            // A token of HTTP, which NATS takes as well.
+            Self::Http | Self::Nats => {
+                percent_encoded(name, |c| c.is_ascii_alphanumeric() || "!#$&'*+-.^_`|~".contains(c))
+            }
+            _ => name.to_owned(),
+        }
+    }
+
+    pub(super) fn value(self, value: &str) -> String {
+        match self {
+            Self::Http | Self::Nats => fits_header(value),
+            _ => value.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The producer of librdkafka, and the reports of a batch that it was given.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use rdkafka::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
+use rdkafka::producer::{BaseRecord, ProducerContext, ThreadedProducer};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout_at};
+use tracing::{debug, info, warn};
+
+use crate::publisher::Message;
+
+/// How long to wait until there may be room again in a queue that was full.
+const FULL: Duration = Duration::from_millis(5);
+
+/// Where the type of the content is, as CloudEvents has it.
+const CONTENT_TYPE: &str = "content-type";
+
+/// What became of a message.
+pub(super) type Report = Result<(), Refusal>;
+
+/// Why a message was not taken.
+#[derive(Clone, Copy)]
+pub(super) struct Refusal {
+    pub(super) code: RDKafkaErrorCode,
+    /// By the client already, before it was in its queue.
+    pub(super) at_once: bool,
+}
+
+pub(super) type Producer = ThreadedProducer<Reports>;
+
+/// Hands the messages over in their order, all of them, and waits for what becomes of each. Where the queue is full
+/// until `full_until`, that is the report; where there is no report at `until`, there is none.
+pub(super) async fn deliver(
+    producer: &Producer,
+    messages: &[&Message],
+    full_until: Instant,
+    until: Instant,
+) -> Vec<Option<Report>> {
+    let batch = Arc::new(Batch::of(messages.len()));
+    for (index, message) in messages.iter().enumerate() {
+        let mut record = record(message, Box::new(Ticket { batch: Arc::clone(&batch), index }));
+        while let Err((error, refused)) = producer.send(record) {
+            let code = error.rdkafka_error_code();
+            if code != Some(RDKafkaErrorCode::QueueFull) || Instant::now() >= full_until {
+                // A name with a NUL is the only mistake without a code.
+                let code = code.unwrap_or(RDKafkaErrorCode::InvalidTopic);
+                refused.delivery_opaque.report(Err(Refusal { code, at_once: true }));
+                break;
+            }
+            record = refused;
+            sleep(FULL).await;
+        }
+    }
+    batch.all(until).await
+}
+
+fn record(message: &Message, ticket: Box<Ticket>) -> BaseRecord<'_, str, [u8], Box<Ticket>> {
+    let mut headers = OwnedHeaders::new_with_capacity(message.headers.len() + 1);
+    if !message.headers.iter().any(|(name, _)| name == CONTENT_TYPE) {
+        headers = headers.insert(Header { key: CONTENT_TYPE, value: Some(message.content_type.as_ref()) });
+    }
+    for (name, value) in &message.headers {
+        headers = headers.insert(Header { key: name, value: Some(value) });
+    }
+    let record = BaseRecord::with_opaque_to(&message.to, ticket).payload(message.body.as_ref()).headers(headers);
+    match &message.key {
+        Some(key) => record.key(key.as_str()),
+        None => record,
+    }
+}
+
+/// The reports of messages that were handed over together.
+struct Batch {
+    reports: Box<[OnceLock<Report>]>,
+    missing: AtomicUsize,
+    complete: Notify,
+}
+
+/// The place of a message in its batch. Goes through librdkafka with it.
+pub(super) struct Ticket {
+    batch: Arc<Batch>,
+    index: usize,
+}
+
+impl Batch {
+    fn of(messages: usize) -> Self {
+        let reports = (0..messages).map(|_| OnceLock::new()).collect();
+        Self { reports, missing: AtomicUsize::new(messages), complete: Notify::new() }
+    }
+
+    /// All reports, as soon as they are there, or those that are there at that time.
+    async fn all(&self, until: Instant) -> Vec<Option<Report>> {
+        // A notice that came before is kept.
+        if self.missing.load(Ordering::Acquire) > 0 {
+            let _ = timeout_at(until, self.complete.notified()).await;
+        }
+        self.reports.iter().map(|report| report.get().copied()).collect()
+    }
+}
+
+impl Ticket {
+    fn report(&self, report: Report) {
+        let batch = &self.batch;
+        if batch.reports[self.index].set(report).is_ok() && batch.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            batch.complete.notify_one();
+        }
+    }
+}
+
+/// Takes what librdkafka tells: reports, errors of connections, logs.
+#[derive(Default)]
+pub(super) struct Reports {
+    trouble: Mutex<Option<(Instant, String)>>,
+}
+
+impl Reports {
+    /// What was last wrong with a connection, if that is not longer ago.
+    pub(super) fn trouble(&self, within: Duration) -> Option<String> {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        trouble.as_ref().filter(|(at, _)| at.elapsed() <= within).map(|(_, what)| what.clone())
+    }
+}
+
+impl ProducerContext for Reports {
+    type DeliveryOpaque = Box<Ticket>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {
+        ticket.report(match result {
+            Ok(_) => Ok(()),
+            Err((error, _)) => {
+                Err(Refusal { code: error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail), at_once: false })
+            }
+        });
+    }
+}
+
+impl ClientContext for Reports {
+    fn error(&self, error: KafkaError, reason: &str) {
+        debug!(%error, reason, "librdkafka reports an error");
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *trouble {
+            // What happened to the last of them says more, and is not said again each time.
+            Some((at, _)) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown) => {
+                *at = Instant::now();
+            }
+            trouble => *trouble = Some((Instant::now(), reason.to_owned())),
+        }
+    }
+
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        match level {
+            RDKafkaLogLevel::Emerg
+            | RDKafkaLogLevel::Alert
+            | RDKafkaLogLevel::Critical
+            | RDKafkaLogLevel::Error
+            | RDKafkaLogLevel::Warning => warn!(target: "librdkafka", facility, "{message}"),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => info!(target: "librdkafka", facility, "{message}"),
+            RDKafkaLogLevel::Debug => debug!(target: "librdkafka", facility, "{message}"),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Destinations of the Posthaste transactional outbox: brokers, webhooks, files.
+//!
+//! A publisher keeps one connection. What it gives for an address is a listener that takes batches: register it like any other.
+//! An event is DONE when the other end has acknowledged it, and nothing less.
+
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+mod address;
+mod breaker;
+mod destination;
+mod envelope;
+#[cfg(feature = "kafka")]
+pub mod kafka;
+#[cfg(feature = "mqtt")]
+pub mod mqtt;
+#[cfg(feature = "nats")]
+pub mod nats;
+pub mod ndjson;
+mod publisher;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
+#[cfg(feature = "redis")]
+pub mod redis;
+mod template;
+#[cfg(feature = "webhook")]
+pub mod webhook;
+
+pub use breaker::{Breaker, BreakerState};
+pub use destination::Destination;
+pub use envelope::{Binding, CloudEvents, Debezium, Envelope, EnvelopeError, Wrapped};
+#[cfg(feature = "kafka")]
+pub use kafka::{Kafka, KafkaOptions};
+#[cfg(feature = "mqtt")]
+pub use mqtt::{Mqtt, MqttOptions};
+#[cfg(feature = "nats")]
+pub use nats::{Nats, NatsOptions};
+pub use ndjson::{Ndjson, NdjsonOptions};
+pub use publisher::{Message, PublishError, PublishErrorKind, Publisher};
+#[cfg(feature = "rabbitmq")]
+pub use rabbitmq::{Rabbit, RabbitOptions};
+#[cfg(feature = "redis")]
+pub use redis::{Redis, RedisOptions};
+pub use template::{EmptyPlace, Template, TemplateError};
+#[cfg(feature = "webhook")]
+pub use webhook::{Webhook, WebhookOptions};
+
+/// The page of the guide, so that its Rust is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/destinations.md")]
+mod guide {}

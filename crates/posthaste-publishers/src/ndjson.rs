@@ -1,0 +1,493 @@
+//! A line of JSON for each event, on standard output or in a file: for people, for tests, and for whatever collects lines.
+//!
+//! ```
+//! use posthaste_core::{Event, MemoryStore, Outbox};
+//! use posthaste_publishers::Ndjson;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("orders.ndjson");
+//! let file = Ndjson::file(&path).await?;
+//! let outbox = Outbox::builder(MemoryStore::new()).listen("Order", "*", file.lines()).start().await?;
+//! let mut tx = outbox.begin().await?;
+//! tx.write(Event::builder("OrderPlaced").id("order-42").aggregate("Order", 42).json_text(r#"{"total": 1990}"#)).await?;
+//! tx.commit().await?;
+//! outbox.shutdown().await;
+//!
+//! let line = std::fs::read_to_string(&path)?;
+//! assert!(line.starts_with(r#"{"id":"order-42","key":"42","content_type":"application/json","headers":{"event-id":"#));
+//! assert!(line.ends_with("\"body\":{\"total\": 1990}}\n"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A line
+//! `id`, `key` (if there is one), `content_type`, `headers` as the envelope says, and the payload: as `body` if it is JSON,
+//! otherwise as `body_base64`. Line breaks inside JSON become spaces. In the envelope
+//! [`CloudEventsStructured`](crate::Envelope::CloudEventsStructured) the line is the CloudEvent itself.
+//!
+//! # What is promised
+//! - *Acknowledgement*: the whole line was handed to the operating system; with [`sync`](NdjsonOptions::sync) it is on disk.
+//! - *Repeats*: nothing is de-duplicated. A line that comes twice has the same `id`.
+//! - *Order*: lines are in the order in which they were sent. Several processes may write to one file: they take turns, with a lock.
+//! - *Outage*: whatever the operating system says, such as a full disk or a pipe that nobody reads any more. No event is to blame
+//!   for it. Lines that were written whole before it are acknowledged; of a line that was not, the rest is cut off, or, where
+//!   nothing can be cut off, ended by a line break before the next. So no line ever has two events.
+//!
+//! A file that was renamed or deleted, as logs are, is made again under its name. A reader of a pipe that reads nothing holds up
+//! whoever writes, as with every other program.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use tokio::sync::Mutex;
+
+use crate::breaker::Breaker;
+use crate::destination::Destination;
+use crate::envelope::{Binding, base64, is_json};
+use crate::publisher::{Message, PublishError, Publisher};
+
+/// How long a close waits for lines that are being written.
+const LONGEST_CLOSE: Duration = Duration::from_secs(5);
+
+/// Where lines go, and when they count as written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NdjsonOptions {
+    path: Option<PathBuf>,
+    sync: bool,
+}
+
+impl NdjsonOptions {
+    /// Lines on standard output.
+    pub fn stdout() -> Self {
+        Self::default()
+    }
+
+    /// Lines at the end of a file, which is made if it is not there.
+    pub fn file(path: impl Into<PathBuf>) -> Self {
+        Self { path: Some(path.into()), sync: false }
+    }
+
+    /// Sets whether a line counts as written only when it is on disk. Costs a write to the disk for each batch. Default: no,
+    /// since what is for people need not survive a power cut. Standard output cannot be synced; there it means nothing.
+    #[must_use]
+    pub fn sync(mut self, sync: bool) -> Self {
+        self.sync = sync;
+        self
+    }
+}
+
+/// Writes a line of JSON for each event. Cheap to clone; clones write to the same place, and share the breaker.
+#[derive(Clone)]
+pub struct Ndjson {
+    sink: Arc<Mutex<Sink>>,
+    name: Arc<str>,
+    breaker: Breaker,
+}
+
+impl Ndjson {
+    /// Lines on standard output.
+    pub fn stdout() -> Self {
+        Self::writing("stdout".to_owned(), Sink::Stdout { torn: false })
+    }
+
+    /// Lines at the end of a file, which is made if it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub async fn file(path: impl Into<PathBuf>) -> io::Result<Self> {
+        Self::connect(NdjsonOptions::file(path)).await
+    }
+
+    /// Lines where the options say.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub async fn connect(options: NdjsonOptions) -> io::Result<Self> {
+        let Some(path) = options.path else { return Ok(Self::stdout()) };
+        let name = path.display().to_string();
+        // Opening a named pipe waits for its reader.
+        let opened = blocking(move || Appended::open(path, options.sync)).await;
+        let file = opened.map_err(|error| io::Error::new(error.kind(), format!("{name} cannot be opened: {error}")))?;
+        Ok(Self::writing(name, Sink::File(file)))
+    }
+
+    fn writing(name: String, sink: Sink) -> Self {
+        Self { breaker: Breaker::new(&*name), name: name.into(), sink: Arc::new(Mutex::new(sink)) }
+    }
+
+    /// Sends events there: a line for each.
+    pub fn lines(&self) -> Destination<Self> {
+        Destination::new(Arc::new(self.clone()), self.breaker.clone(), "lines")
+    }
+
+    /// The breaker, which opens when nothing can be written.
+    pub fn breaker(&self) -> &Breaker {
+        &self.breaker
+    }
+}
+
+impl Publisher for Ndjson {
+    const BINDING: Binding = Binding::Fields;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        let lines: Vec<Vec<u8>> = messages.iter().map(line).collect();
+        // Locked before a thread is taken, so that a place where nothing can be written holds up one thread and not all.
+        let mut sink = Arc::clone(&self.sink).lock_owned().await;
+        let written = tokio::task::spawn_blocking(move || sink.append(&lines)).await;
+        let Written { lines, error, .. } = written.unwrap_or_else(|error| io::Error::from(error).into());
+        let reason = error.map(|error| format!("{} cannot be written to: {error}", self.name)).unwrap_or_default();
+        let result = |at| if at < lines { Ok(()) } else { Err(PublishError::outage(reason.clone())) };
+        (0..messages.len()).map(result).collect()
+    }
+
+    /// Whether the file can still be opened. Whether the disk is full, or anybody reads, is known by writing only.
+    async fn check(&self) -> Result<(), PublishError> {
+        let mut sink = Arc::clone(&self.sink).lock_owned().await;
+        let checked = blocking(move || sink.check()).await;
+        checked.map_err(|error| PublishError::outage(format!("{} cannot be opened: {error}", self.name)))
+    }
+
+    async fn close(&self) {
+        // Nothing is kept back; only a batch that is being written is waited for.
+        let _ = tokio::time::timeout(LONGEST_CLOSE, self.sink.lock()).await;
+    }
+}
+
+impl fmt::Debug for Ndjson {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ndjson").field("name", &self.name).field("breaker", &self.breaker).finish_non_exhaustive()
+    }
+}
+
+async fn blocking<T: Send + 'static>(call: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(call).await?
+}
+
+/// The line of a message, without its end.
+fn line(message: &Message) -> Vec<u8> {
+    let text = std::str::from_utf8(&message.body).ok().filter(|_| is_json(&message.content_type));
+    let json = text.filter(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
+    match json {
+        Some(event) if message.content_type.starts_with("application/cloudevents+json") => one_line(event).collect(),
+        _ => {
+            let mut line = Vec::with_capacity(message.body.len() + 512);
+            push(&mut line, "{\"id\":", message.id.as_str());
+            if let Some(key) = &message.key {
+                push(&mut line, ",\"key\":", key);
+            }
+            push(&mut line, ",\"content_type\":", &message.content_type);
+            line.extend_from_slice(b",\"headers\":{");
+            for (at, (name, value)) in message.headers.iter().enumerate() {
+                push(&mut line, if at == 0 { "" } else { "," }, name);
+                push(&mut line, ":", value);
+            }
+            match json {
+                Some(body) => {
+                    line.extend_from_slice(b"},\"body\":");
+                    line.extend(one_line(body));
+                }
+                None => push(&mut line, "},\"body_base64\":", &base64(&message.body)),
+            }
+            line.push(b'}');
+            line
+        }
+    }
+}
+
+fn push(line: &mut Vec<u8>, before: &str, text: &str) {
+    line.extend_from_slice(before.as_bytes());
+    serde_json::to_writer(line, text).expect("text can be written to memory as JSON");
+}
+
+/// JSON on one line. Between its tokens a line break is as good as a space, and inside of strings there is none.
+fn one_line(json: &str) -> impl Iterator<Item = u8> {
+    json.bytes().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte })
+}
+
+/// What became of lines.
+#[derive(Default)]
+struct Written {
+    /// How many of them were written whole.
+    lines: usize,
+    /// How many bytes it takes to the end of the last of these.
+    whole: usize,
+    /// How many bytes were written.
+    bytes: usize,
+    /// Why not all of them.
+    error: Option<io::Error>,
+}
+
+impl From<io::Error> for Written {
+    fn from(error: io::Error) -> Self {
+        Self { error: Some(error), ..Self::default() }
+    }
+}
+
+/// Where lines are written to.
+enum Sink {
+    Stdout {
+        /// The last line was not written whole.
+        torn: bool,
+    },
+    File(Appended),
+}
+
+impl Sink {
+    fn append(&mut self, lines: &[Vec<u8>]) -> Written {
+        match self {
+            Self::Stdout { torn } => {
+                // Held against what others print; written to directly, since a buffer would not say what of it arrived.
+                let mut held = io::stdout().lock();
+                match held.flush().and_then(|()| direct(&held)) {
+                    Ok(mut out) => append(&mut out, torn, lines),
+                    Err(error) => error.into(),
+                }
+            }
+            Self::File(file) => file.append(lines),
+        }
+    }
+
+    fn check(&mut self) -> io::Result<()> {
+        match self {
+            Self::Stdout { .. } => Ok(()),
+            Self::File(file) => file.follow(),
+        }
+    }
+}
+
+/// Standard output without its buffer.
+#[cfg(unix)]
+fn direct(stdout: &io::StdoutLock<'_>) -> io::Result<File> {
+    use std::os::fd::AsFd;
+    stdout.as_fd().try_clone_to_owned().map(File::from)
+}
+
+#[cfg(windows)]
+fn direct(stdout: &io::StdoutLock<'_>) -> io::Result<File> {
+    use std::os::windows::io::AsHandle;
+    stdout.as_handle().try_clone_to_owned().map(File::from)
+}
+
+/// Writes the lines. If the last line there is torn they begin on a line of their own.
+fn append(out: &mut impl Write, torn: &mut bool, lines: &[Vec<u8>]) -> Written {
+    let mut text = if *torn { vec![b'\n'] } else { Vec::new() };
+    let mut ends = Vec::with_capacity(lines.len());
+    for line in lines {
+        text.extend_from_slice(line);
+        text.push(b'\n');
+        ends.push(text.len());
+    }
+    let mut bytes = 0;
+    let error = loop {
+        if bytes == text.len() {
+            break None;
+        }
+        match out.write(&text[bytes..]) {
+            Ok(0) => break Some(io::ErrorKind::WriteZero.into()),
+            Ok(more) => bytes += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => break Some(error),
+        }
+    };
+    if let Some(last) = text[..bytes].last() {
+        *torn = *last != b'\n';
+    }
+    let lines = ends.partition_point(|end| *end <= bytes);
+    let whole = lines.checked_sub(1).map_or(0, |last| ends[last]);
+    Written { lines, whole, bytes, error }
+}
+
+/// A file at whose end lines are written.
+struct Appended {
+    path: PathBuf,
+    file: File,
+    /// Whether it can be cut and synced, which pipes and devices cannot.
+    regular: bool,
+    sync: bool,
+    /// The last line was not written whole, as far as is known without reading it.
+    torn: bool,
+}
+
+impl Appended {
+    fn open(path: PathBuf, sync: bool) -> io::Result<Self> {
+        let (file, regular) = open(&path)?;
+        if sync && regular {
+            sync_directory_of(&path)?;
+        }
+        Ok(Self { path, file, regular, sync, torn: false })
+    }
+
+    /// Opens it again if its name is no longer its own.
+    fn follow(&mut self) -> io::Result<()> {
+        if self.regular && !is_at(&self.file, &self.path) {
+            *self = Self::open(self.path.clone(), self.sync)?;
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, lines: &[Vec<u8>]) -> Written {
+        match self.follow() {
+            Ok(()) if self.regular => self.append_in_turn(lines).unwrap_or_else(Written::from),
+            Ok(()) => append(&mut self.file, &mut self.torn, lines),
+            Err(error) => error.into(),
+        }
+    }
+
+    fn append_in_turn(&mut self, lines: &[Vec<u8>]) -> io::Result<Written> {
+        let _turn = Turn::take(&self.file)?;
+        let start = self.file.metadata()?.len();
+        let was_torn = self.ends_torn(start);
+        self.torn = was_torn;
+        let written = append(&mut &self.file, &mut self.torn, lines);
+        // What somebody else wrote behind it, out of turn, is not cut off.
+        if self.torn && self.file.metadata()?.len() == start + written.bytes as u64 {
+            self.file.set_len(start + written.whole as u64)?;
+            self.torn = was_torn && written.whole == 0;
+        }
+        if self.sync && written.lines > 0 {
+            self.file.sync_data()?;
+        }
+        Ok(written)
+    }
+
+    /// Whether its last line has no end, because whoever wrote it was stopped.
+    fn ends_torn(&self, len: u64) -> bool {
+        let mut last = [0];
+        let mut file = &self.file;
+        if len == 0 {
+            return false;
+        }
+        match file.seek(SeekFrom::End(-1)).and_then(|_| file.read_exact(&mut last)) {
+            Ok(()) => last != *b"\n",
+            // It may be written and not read.
+            Err(_) => self.torn,
+        }
+    }
+}
+
+/// The right to write to a file, among those who ask for it.
+struct Turn<'a>(&'a File);
+
+impl<'a> Turn<'a> {
+    fn take(file: &'a File) -> io::Result<Self> {
+        match file.lock() {
+            Err(error) if error.kind() != io::ErrorKind::Unsupported => Err(error),
+            _ => Ok(Self(file)),
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
+}
+
+/// Opens a file for lines at its end, and says whether it is one, and not a pipe or a device.
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    let regular = std::fs::metadata(path).map_or(true, |found| found.is_file());
+    let mut options = OpenOptions::new();
+    options.append(true).create(true);
+    // Its last byte is read. A pipe must not be: who reads it would not notice that everybody else is gone.
+    let opened = match options.read(regular).open(path) {
+        Err(error) if regular && error.kind() == io::ErrorKind::PermissionDenied => options.read(false).open(path),
+        opened => opened,
+    };
+    Ok((opened?, regular))
+}
+
+/// A new file is on disk when its name is, too.
+fn sync_directory_of(path: &Path) -> io::Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if cfg!(unix) { File::open(directory)?.sync_all() } else { Ok(()) }
+}
+
+/// Whether a file is still the one of that name.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    file.metadata().is_ok_and(|open| std::fs::metadata(path).is_ok_and(|named| identity(named) == identity(open)))
+}
+
+#[cfg(not(unix))]
+fn is_at(_: &File, path: &Path) -> bool {
+    path.exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes so many bytes, and no more until there is room again.
+    struct Full {
+        taken: Vec<u8>,
+        room: usize,
+    }
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let some = bytes.len().min(self.room).min(5);
+            if some == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.taken.extend_from_slice(&bytes[..some]);
+            self.room -= some;
+            Ok(some)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn wherever_a_line_is_torn_the_next_begins_on_its_own() {
+        let lines = [b"{\"a\":1}".to_vec(), b"{}".to_vec(), b"{\"b\":[2]}".to_vec()];
+        let all: usize = lines.iter().map(|line| line.len() + 1).sum();
+        for room in 0..=all {
+            for second_room in 0..=3 {
+                let (mut out, mut torn) = (Full { taken: Vec::new(), room }, false);
+                let first = append(&mut out, &mut torn, &lines);
+                assert_eq!((first.bytes, first.error.is_none()), (room, room == all));
+                assert_eq!(torn, out.taken.last().is_some_and(|last| *last != b'\n'), "{room}");
+                out.room = second_room;
+                let second = append(&mut out, &mut torn, &lines[first.lines..]);
+                out.room = usize::MAX;
+                let third = append(&mut out, &mut torn, &lines[first.lines + second.lines..]);
+                assert!(third.error.is_none() && first.lines + second.lines + third.lines == lines.len());
+                let text = String::from_utf8(out.taken).unwrap();
+                let mut whole: Vec<&str> = text.lines().filter(|line| line.ends_with('}')).collect();
+                // A line of which only the end was missing comes again.
+                whole.dedup();
+                assert_eq!(whole, lines.iter().map(|line| std::str::from_utf8(line).unwrap()).collect::<Vec<_>>());
+                assert!(text.ends_with('\n') && !text.contains("}{"), "{room}, then {second_room}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_remembered_to_be_torn() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lines");
+        std::fs::write(&path, "{\"torn").unwrap();
+        let file = OpenOptions::new().append(true).open(&path).unwrap();
+        let mut appended = Appended { path: path.clone(), file, regular: true, sync: true, torn: true };
+        assert_eq!(appended.append(&[b"{}".to_vec()]).lines, 1);
+        assert_eq!(appended.append(&[b"{}".to_vec()]).lines, 1);
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "{\"torn\n{}\n{}\n");
+    }
+}

@@ -1,0 +1,352 @@
+//! Sends a batch, and finds out what became of each message.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use lapin::options::BasicPublishOptions;
+use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPSoftError};
+use lapin::types::{AMQPValue, FieldTable, ShortString, ShortStringError};
+use lapin::{BasicProperties, Channel, Confirmation, ErrorKind, PublisherConfirm};
+use tokio::time::timeout;
+
+use super::link::{Line, Link};
+use super::options::RabbitOptions;
+use super::{NO_EXCHANGE, SEPARATOR};
+use crate::publisher::{Message, PublishError};
+
+/// How often a wait looks whether the broker has stopped taking anything.
+const LOOK: Duration = Duration::from_millis(100);
+
+const BLOCKED: &str = "RabbitMQ takes no messages now, for lack of memory or disk (connection blocked)";
+
+/// A message as it is sent.
+pub(super) struct Letter {
+    /// Which of the batch it is.
+    pub(super) place: usize,
+    id: ShortString,
+    exchange: ShortString,
+    routing_key: ShortString,
+    properties: BasicProperties,
+    /// How large the frame with its properties is, or a little less.
+    head: usize,
+    body: Bytes,
+}
+
+impl Letter {
+    /// Fails for what the protocol has no room for: sent, it would end the connection of everybody.
+    pub(super) fn new(place: usize, message: Message, options: &RabbitOptions) -> Result<Self, PublishError> {
+        Self::fitting(place, message, options).map_err(|error| {
+            PublishError::permanent(format!(
+                "exchange, routing key, content type and names of headers have 255 bytes at most: {error}"
+            ))
+        })
+    }
+
+    fn fitting(place: usize, message: Message, options: &RabbitOptions) -> Result<Self, ShortStringError> {
+        let (exchange, routing_key) = message.to.split_once(SEPARATOR).unwrap_or((NO_EXCHANGE, &message.to));
+        let (exchange, routing_key) = (ShortString::try_new(exchange)?, ShortString::try_new(routing_key)?);
+        let id = ShortString::try_new(message.id.as_str())?;
+        let content_type = ShortString::try_new(message.content_type)?;
+        let mut head = 64 + id.as_str().len() + content_type.as_str().len();
+        let mut headers = FieldTable::default();
+        for (name, value) in message.headers {
+            head += name.len() + value.len() + 6;
+            headers.insert(ShortString::try_new(name)?, AMQPValue::LongString(value.into()));
+        }
+        let mut properties = BasicProperties::default()
+            .with_message_id(id.clone())
+            .with_content_type(content_type)
+            .with_headers(headers)
+            .with_delivery_mode(if options.persistent { 2 } else { 1 });
+        if let Some(app_id) = &options.app_id {
+            head += app_id.len();
+            properties = properties.with_app_id(ShortString::try_new(app_id.as_str())?);
+        }
+        Ok(Self { place, id, exchange, routing_key, properties, head, body: message.body })
+    }
+}
+
+/// What became of a letter.
+type Fate = Result<(), PublishError>;
+
+/// Sends letters in their order, and tells the fate of each by its place.
+///
+/// Where one of them makes the broker close the channel, those that had no answer yet are sent again on another: one alone, then
+/// twice as many each time. So the one to blame is found, in order, and nobody is blamed for it or taken for delivered.
+pub(super) async fn send(
+    link: &Link,
+    options: &RabbitOptions,
+    mut open: Vec<Letter>,
+    mut tell: impl FnMut(usize, Fate),
+) {
+    let mut window = usize::MAX;
+    while !open.is_empty() {
+        let many = window.min(open.len());
+        let (fates, end) = together(link, options, &open[..many]).await;
+        let (mut fates, before) = (fates.into_iter(), open.len());
+        open.retain(|letter| match fates.next().flatten() {
+            Some(fate) => {
+                tell(letter.place, fate);
+                false
+            }
+            None => true,
+        });
+        match end {
+            End::Answered => window = many.saturating_mul(2),
+            End::Refused(error) if many == 1 && open.len() == before => {
+                let culprit = open.remove(0);
+                let also = |letter: &Letter| same_reason(&error, &culprit, letter);
+                for letter in std::iter::once(&culprit).chain(open.iter().filter(|letter| also(letter))) {
+                    tell(letter.place, Err(refusal(&error)));
+                }
+                open.retain(|letter| !also(letter));
+            }
+            End::Refused(_) => window = 1,
+            End::Away(reason) => {
+                open.drain(..).for_each(|letter| tell(letter.place, Err(PublishError::outage(reason.clone()))));
+            }
+        }
+    }
+}
+
+/// How it ended that letters were sent together.
+enum End {
+    /// With an answer for each.
+    Answered,
+    /// The broker closed the channel, because of one of them.
+    Refused(AMQPError),
+    /// The broker is not there, or takes nothing.
+    Away(String),
+}
+
+/// What the broker says of an exchange, or of the right to write to it, holds for the others that go there.
+fn same_reason(error: &AMQPError, culprit: &Letter, other: &Letter) -> bool {
+    let exchange = culprit.exchange == other.exchange;
+    match error.kind() {
+        AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND) => exchange,
+        // Rights may depend on the routing key.
+        AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => exchange && culprit.routing_key == other.routing_key,
+        _ => false,
+    }
+}
+
+fn refusal(error: &AMQPError) -> PublishError {
+    let text = format!("RabbitMQ refused the message: {}", error.get_message());
+    match error.kind() {
+        // Too large, or with properties that it does not take.
+        AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED | AMQPSoftError::CONTENTTOOLARGE) => {
+            PublishError::permanent(text)
+        }
+        // Somebody can create the exchange, or give the right.
+        _ => PublishError::retryable(text),
+    }
+}
+
+/// Sends letters on one channel, all at once. What has no fate is open.
+async fn together(link: &Link, options: &RabbitOptions, letters: &[Letter]) -> (Vec<Option<Fate>>, End) {
+    let away = |reason: String| (Vec::new(), End::Away(reason));
+    let line = match link.line().await {
+        Ok(line) => line,
+        Err(error) => return away(error.to_string()),
+    };
+    if line.is_blocked() {
+        return away(BLOCKED.to_owned());
+    }
+    let channel = match answer(&line, options, line.channel()).await {
+        Ok(Ok(channel)) => channel,
+        Ok(Err(error)) => {
+            link.lost(&line).await;
+            return away(error.to_string());
+        }
+        Err(silence) => return away(silence.end(link, &line).await),
+    };
+
+    let mut under_way = Vec::with_capacity(letters.len());
+    for letter in letters {
+        under_way.push((letter.head <= line.frame_max()).then(|| Publish::begin(&channel, options, letter)));
+    }
+    let mut answers = Vec::with_capacity(letters.len());
+    let mut silence = None;
+    for publish in under_way {
+        answers.push(match publish {
+            None => Answer::TooLarge,
+            Some(_) if silence.is_some() => Answer::Open,
+            Some(publish) => match answer(&line, options, publish.confirmation()).await {
+                Ok(Ok(confirmation)) => Answer::of(confirmation),
+                Ok(Err(error)) => Answer::Error(error),
+                Err(said) => {
+                    silence = Some(said);
+                    Answer::Open
+                }
+            },
+        });
+    }
+    let (fates, error) = judge(letters, answers);
+    let end = match (silence, error) {
+        (Some(silence), _) => End::Away(silence.end(link, &line).await),
+        (None, None) => {
+            line.keep(channel);
+            End::Answered
+        }
+        (None, Some(error)) => match error.kind() {
+            ErrorKind::ProtocolError(refused) if matches!(refused.kind(), AMQPErrorKind::Soft(_)) => {
+                End::Refused(refused.clone())
+            }
+            _ => {
+                link.lost(&line).await;
+                End::Away(error.to_string())
+            }
+        },
+    };
+    (fates, end)
+}
+
+/// Asks the broker something.
+pub(super) async fn check(link: &Link, options: &RabbitOptions) -> Fate {
+    let line = link.line().await?;
+    if line.is_blocked() {
+        return Err(PublishError::outage(BLOCKED));
+    }
+    let asked = answer(&line, options, line.ask()).await;
+    match asked {
+        Ok(answer) => answer.map_err(PublishError::outage),
+        Err(silence) => Err(PublishError::outage(silence.end(link, &line).await)),
+    }
+}
+
+/// What was heard of one letter.
+enum Answer {
+    TooLarge,
+    Confirmed {
+        taken: bool,
+        /// The client hangs a message that came back on the next acknowledgement, whosever that is.
+        returned: Option<Returned>,
+    },
+    Error(lapin::Error),
+    Open,
+}
+
+/// A message that no queue got.
+struct Returned {
+    id: Option<ShortString>,
+    reason: ShortString,
+}
+
+impl Answer {
+    fn of(confirmation: Confirmation) -> Self {
+        let taken = confirmation.is_ack();
+        let returned = confirmation.take_message().map(|message| Returned {
+            id: message.delivery.properties.message_id().clone(),
+            reason: message.reply_text.clone(),
+        });
+        Self::Confirmed { taken, returned }
+    }
+}
+
+/// What the answers mean for each letter, and what ended the channel if something did.
+fn judge(letters: &[Letter], answers: Vec<Answer>) -> (Vec<Option<Fate>>, Option<lapin::Error>) {
+    let complete = answers.iter().all(|answer| matches!(answer, Answer::TooLarge | Answer::Confirmed { .. }));
+    let mut returned = Vec::new();
+    let mut ended: Option<lapin::Error> = None;
+    let mut heard = Vec::with_capacity(answers.len());
+    for answer in answers {
+        heard.push(match answer {
+            Answer::TooLarge => Some(Err(PublishError::permanent("its headers do not fit into a frame of AMQP"))),
+            Answer::Confirmed { taken, returned: other } => {
+                returned.extend(other);
+                let nack = || PublishError::retryable("RabbitMQ could not take the message (nack)");
+                Some(taken.then_some(()).ok_or_else(nack))
+            }
+            Answer::Error(error) => {
+                // What comes after says only that the channel is closed.
+                if ended.as_ref().is_none_or(|first| !first.is_amqp_error() && error.is_amqp_error()) {
+                    ended = Some(error);
+                }
+                None
+            }
+            Answer::Open => None,
+        });
+    }
+    let fates = letters.iter().zip(heard).map(|(letter, heard)| {
+        match returned.iter().find(|returned| returned.id.as_ref() == Some(&letter.id)) {
+            Some(Returned { reason, .. }) => Some(Err(PublishError::retryable(format!(
+                "no queue got the message, which RabbitMQ returned: {reason} (exchange {:?}, routing key {:?})",
+                letter.exchange.as_str(),
+                letter.routing_key.as_str(),
+            )))),
+            // One that was returned as well may be behind an acknowledgement that has not come any more.
+            None if !complete && !returned.is_empty() && matches!(heard, Some(Ok(()))) => None,
+            None => heard,
+        }
+    });
+    (fates.collect(), ended)
+}
+
+/// A message on its way.
+enum Publish<'a> {
+    Writing(Pin<Box<dyn Future<Output = lapin::Result<PublisherConfirm>> + Send + 'a>>),
+    Written(lapin::Result<PublisherConfirm>),
+}
+
+impl<'a> Publish<'a> {
+    /// Puts a letter behind those before it. Nothing waits: so many letters go out in one write.
+    fn begin(channel: &'a Channel, options: &RabbitOptions, letter: &'a Letter) -> Self {
+        let mut publish = Box::pin(channel.basic_publish(
+            letter.exchange.clone(),
+            letter.routing_key.clone(),
+            BasicPublishOptions { mandatory: options.mandatory, immediate: false },
+            &letter.body,
+            letter.properties.clone(),
+        ));
+        match publish.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(written) => Self::Written(written),
+            Poll::Pending => Self::Writing(publish),
+        }
+    }
+
+    async fn confirmation(self) -> lapin::Result<Confirmation> {
+        let written = match self {
+            Self::Writing(publish) => publish.await,
+            Self::Written(written) => written,
+        };
+        written?.await
+    }
+}
+
+/// Why there is no answer.
+enum Silence {
+    Blocked,
+    Lasting(Duration),
+}
+
+impl Silence {
+    /// Says what it is; a connection on which nothing is heard is given up.
+    async fn end(self, link: &Link, line: &std::sync::Arc<Line>) -> String {
+        match self {
+            Self::Blocked => BLOCKED.to_owned(),
+            Self::Lasting(limit) => {
+                link.lost(line).await;
+                format!("RabbitMQ did not answer within {limit:?}")
+            }
+        }
+    }
+}
+
+/// Waits for an answer, as long as one can be expected.
+async fn answer<T>(line: &Line, options: &RabbitOptions, of: impl Future<Output = T>) -> Result<T, Silence> {
+    let mut of = pin!(of);
+    let limit = options.confirm_timeout;
+    let mut waited = Duration::ZERO;
+    while waited < limit {
+        let step = LOOK.min(limit - waited);
+        match timeout(step, of.as_mut()).await {
+            Ok(answer) => return Ok(answer),
+            Err(_) if line.is_blocked() => return Err(Silence::Blocked),
+            Err(_) => waited += step,
+        }
+    }
+    Err(Silence::Lasting(limit))
+}

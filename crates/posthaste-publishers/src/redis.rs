@@ -1,0 +1,582 @@
+//! Redis Streams.
+//!
+//! ```no_run
+//! use posthaste_core::{MemoryStore, Outbox};
+//! use posthaste_publishers::redis::{Redis, RedisOptions};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let redis = Redis::connect(RedisOptions::new("redis://127.0.0.1:6379")).await?;
+//! let builder = Outbox::builder(MemoryStore::new()).listen("Order", "*", redis.stream("orders:{event_type}"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! An event is an entry of a stream, added by `XADD`. Its fields are those of the envelope, `event-id` among them,
+//! `content-type`, and last the body in `payload`.
+//!
+//! | | |
+//! |---|---|
+//! | acknowledgement | the server has added the entry and given it an id |
+//! | power loss | as its `appendfsync` says: with `everysec`, which is usual, the last second can be gone; without `appendonly` more. Replicas follow later, and a failover can lose what was acknowledged |
+//! | repeats | nothing is dropped: where an acknowledgement is lost, the entries of that request are added twice. Consumers tell repeats by the field `event-id` |
+//! | order | entries of one batch are added in their order |
+//! | at once | a batch in one request, or in several of about a megabyte each, one after another |
+//!
+//! | what happens | kind |
+//! |---|---|
+//! | no connection, or lost, or no answer in time; not authenticated; `LOADING`, `READONLY`, `MASTERDOWN`, `CLUSTERDOWN`, `TRYAGAIN`, `BUSY`, `MISCONF`, `NOREPLICAS`, `OOM` | outage |
+//! | `NOPERM`; `MOVED` and `ASK`, as clusters are not followed: connect to the node that has the stream; no stream of that name, if none is to be made; any other refusal | retryable |
+//! | `WRONGTYPE`: the key is no stream; a body that is too large | permanent |
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ::redis::aio::MultiplexedConnection;
+use ::redis::{AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, RedisResult};
+use jiff::fmt::serde::unsigned_duration::friendly::compact;
+use serde::Deserialize;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use crate::address;
+use crate::breaker::Breaker;
+use crate::destination::Destination;
+use crate::envelope::Binding;
+use crate::publisher::{Message, PublishError, Publisher};
+
+/// About how many bytes one request has: few enough to be answered in time.
+const REQUEST: usize = 1 << 20;
+
+/// How to reach Redis, and how to add to streams there.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RedisOptions {
+    url: String,
+    #[serde(default = "default_name")]
+    name: String,
+    user: Option<String>,
+    password: Option<String>,
+    ca_file: Option<PathBuf>,
+    max_len: Option<u64>,
+    #[serde(default = "default_create_streams")]
+    create_streams: bool,
+    #[serde(default = "default_max_payload")]
+    max_payload: usize,
+    #[serde(default = "default_ack_timeout", with = "compact::required")]
+    ack_timeout: Duration,
+    #[serde(default = "default_connect_timeout", with = "compact::required")]
+    connect_timeout: Duration,
+    #[serde(default)]
+    lazy: bool,
+}
+
+fn default_name() -> String {
+    "redis".to_owned()
+}
+
+fn default_create_streams() -> bool {
+    true
+}
+
+fn default_max_payload() -> usize {
+    512 << 20
+}
+
+fn default_ack_timeout() -> Duration {
+    Duration::from_secs(5)
+}
+
+fn default_connect_timeout() -> Duration {
+    Duration::from_secs(5)
+}
+
+impl RedisOptions {
+    /// The server at that address, such as `redis://127.0.0.1:6379/0`; `rediss://` is with TLS (feature `redis-tls`).
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            name: default_name(),
+            user: None,
+            password: None,
+            ca_file: None,
+            max_len: None,
+            create_streams: default_create_streams(),
+            max_payload: default_max_payload(),
+            ack_timeout: default_ack_timeout(),
+            connect_timeout: default_connect_timeout(),
+            lazy: false,
+        }
+    }
+
+    /// Sets what it is called in logs and metrics. Default `redis`.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Sets the user. Default: that of the address, or the user called `default`.
+    #[must_use]
+    pub fn user(mut self, user: impl Into<String>) -> Self {
+        self.user = Some(user.into());
+        self
+    }
+
+    /// Sets the password. Default: that of the address, if it has one.
+    #[must_use]
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.password = Some(password.into());
+        self
+    }
+
+    /// Sets a file with certificates of authorities to trust instead of those of the system.
+    #[cfg(feature = "redis-tls")]
+    #[must_use]
+    pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.ca_file = Some(path.into());
+        self
+    }
+
+    /// Sets about how many entries a stream keeps (`MAXLEN ~`); older ones are removed, read or not. Default: all.
+    #[must_use]
+    pub fn max_len(mut self, entries: u64) -> Self {
+        self.max_len = Some(entries);
+        self
+    }
+
+    /// Whether a stream that is not there is made. Default true, as Redis does it.
+    #[must_use]
+    pub fn create_streams(mut self, create: bool) -> Self {
+        self.create_streams = create;
+        self
+    }
+
+    /// Sets how many bytes a body may have. Default 512 MB, which is `proto-max-bulk-len` of the server unless that is set: it
+    /// closes the connection when it gets more.
+    #[must_use]
+    pub fn max_payload(mut self, bytes: usize) -> Self {
+        self.max_payload = bytes;
+        self
+    }
+
+    /// Sets how long one request may take. Default 5 s.
+    #[must_use]
+    pub fn ack_timeout(mut self, timeout: Duration) -> Self {
+        self.ack_timeout = timeout;
+        self
+    }
+
+    /// Sets how long connecting may take. Default 5 s.
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Whether to connect with the first batch only. A server that is away is then an outage and no error of
+    /// [`Redis::connect`]. Default false: what is wrong is said at the start.
+    #[must_use]
+    pub fn lazy(mut self, lazy: bool) -> Self {
+        self.lazy = lazy;
+        self
+    }
+
+    fn client(&self) -> Result<Client, String> {
+        let wrong = |error: RedisError| format!("{:?} is no address of Redis: {error}", address::shown(&self.url));
+        let mut info = self.url.as_str().into_connection_info().map_err(wrong)?;
+        let mut settings = info.redis_settings().clone();
+        if let Some(user) = &self.user {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = &self.password {
+            settings = settings.set_password(password);
+        }
+        info = info.set_redis_settings(settings);
+        if !info.addr().is_supported() {
+            return Err(format!("{} is with TLS: build with the feature redis-tls", address::shown(&self.url)));
+        }
+        self.open(info)
+    }
+
+    #[cfg(feature = "redis-tls")]
+    fn open(&self, info: ::redis::ConnectionInfo) -> Result<Client, String> {
+        let failed = |error: RedisError| error.to_string();
+        // With several implementations of cryptography in one program, there has to be a choice.
+        if rustls::crypto::CryptoProvider::get_default().is_none() {
+            rustls::crypto::ring::default_provider().install_default().ok();
+        }
+        let Some(path) = &self.ca_file else { return Client::open(info).map_err(failed) };
+        let unread = |error| format!("the certificates in {} cannot be read: {error}", path.display());
+        let root_cert = Some(std::fs::read(path).map_err(unread)?);
+        Client::build_with_tls(info, ::redis::TlsCertificates { client_tls: None, root_cert }).map_err(failed)
+    }
+
+    #[cfg(not(feature = "redis-tls"))]
+    fn open(&self, info: ::redis::ConnectionInfo) -> Result<Client, String> {
+        if self.ca_file.is_some() {
+            return Err("ca_file is for TLS: build with the feature redis-tls".to_owned());
+        }
+        Client::open(info).map_err(|error| error.to_string())
+    }
+}
+
+impl fmt::Debug for RedisOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("RedisOptions");
+        debug.field("url", &address::shown(&self.url)).field("name", &self.name).field("user", &self.user);
+        debug.field("ca_file", &self.ca_file).field("max_len", &self.max_len);
+        debug.field("create_streams", &self.create_streams).field("max_payload", &self.max_payload);
+        debug.field("ack_timeout", &self.ack_timeout).field("connect_timeout", &self.connect_timeout);
+        debug.field("lazy", &self.lazy).finish_non_exhaustive()
+    }
+}
+
+/// A connection to Redis. Clones share it.
+#[derive(Clone)]
+pub struct Redis(Arc<Inner>);
+
+struct Inner {
+    options: RedisOptions,
+    client: Client,
+    breaker: Breaker,
+    connection: Mutex<Option<Connection>>,
+    dialled: AtomicU64,
+    closed: AtomicBool,
+}
+
+/// One connection, until it is lost: another is made then.
+#[derive(Clone)]
+struct Connection {
+    number: u64,
+    inner: MultiplexedConnection,
+}
+
+impl Redis {
+    /// Connects, and asks whether the server is ready.
+    ///
+    /// # Errors
+    /// When an option is wrong, or the server is away or refuses the connection.
+    pub async fn connect(options: RedisOptions) -> Result<Self, PublishError> {
+        let client = options.client().map_err(PublishError::permanent)?;
+        let redis = Self(Arc::new(Inner {
+            breaker: Breaker::new(&options.name),
+            client,
+            connection: Mutex::new(None),
+            dialled: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            options,
+        }));
+        if !redis.0.options.lazy {
+            redis.check().await?;
+        }
+        Ok(redis)
+    }
+
+    /// Events go to the stream that the template makes of each: the name of its key.
+    pub fn stream(&self, template: &str) -> Destination<Self> {
+        Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template)
+    }
+
+    /// The breaker of the connection.
+    pub fn breaker(&self) -> &Breaker {
+        &self.0.breaker
+    }
+
+    /// The connection, which is made if there is none.
+    async fn connection(&self) -> Result<Connection, PublishError> {
+        let mut slot = self.0.connection.lock().await;
+        if self.0.closed.load(Ordering::Acquire) {
+            return Err(PublishError::outage(format!("the connection to {} is closed", self.shown())));
+        }
+        if let Some(connection) = &*slot {
+            return Ok(connection.clone());
+        }
+        let inner = self.dial().await?;
+        let connection = Connection { number: self.0.dialled.fetch_add(1, Ordering::Relaxed), inner };
+        *slot = Some(connection.clone());
+        Ok(connection)
+    }
+
+    async fn dial(&self) -> Result<MultiplexedConnection, PublishError> {
+        let Inner { options, client, .. } = &*self.0;
+        let limit = options.connect_timeout;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(limit))
+            .set_response_timeout(Some(options.ack_timeout));
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
+        let failed = |reason: String| PublishError::outage(format!("cannot connect to {}: {reason}", self.shown()));
+        // Their limit is for the socket; a server that accepts and says nothing would keep us waiting.
+        match timeout(limit, connecting).await {
+            Ok(connected) => connected.map_err(|error| failed(error.to_string())),
+            Err(_) => Err(failed(format!("no answer within {limit:?}"))),
+        }
+    }
+
+    /// Leaves a connection that is lost, or leads to a server that takes nothing.
+    async fn leave(&self, connection: &Connection) {
+        self.0.connection.lock().await.take_if(|current| current.number == connection.number);
+    }
+
+    fn shown(&self) -> String {
+        address::shown(&self.0.options.url)
+    }
+
+    /// Sends one request, and gives a result for each of its messages.
+    async fn request(&self, messages: &[Message]) -> Vec<Result<(), PublishError>> {
+        let all = |error: &PublishError| {
+            messages.iter().map(|_| Err(PublishError::new(error.kind(), error.to_string()))).collect()
+        };
+        let mut connection = match self.connection().await {
+            Ok(connection) => connection,
+            Err(error) => return all(&error),
+        };
+        let mut pipeline = Pipeline::with_capacity(messages.len());
+        for message in messages {
+            self.add(&mut pipeline, message);
+        }
+        let answer: RedisResult<Vec<RedisResult<Option<String>>>> =
+            pipeline.ignore_errors().query_async(&mut connection.inner).await;
+        let answers = match answer {
+            Ok(answers) if answers.len() == messages.len() => answers,
+            Ok(answers) => {
+                self.leave(&connection).await;
+                let reason = format!("{} answers for {} entries", answers.len(), messages.len());
+                return all(&PublishError::outage(reason));
+            }
+            Err(error) => {
+                self.leave(&connection).await;
+                let reason = format!("{} did not acknowledge: {error}", self.shown());
+                return all(&PublishError::outage(reason));
+            }
+        };
+        let results: Vec<_> = messages.iter().zip(answers).map(|(message, answer)| judged(message, answer)).collect();
+        // Behind the same address may be another server by now.
+        if results.iter().any(|result| result.as_ref().is_err_and(is_outage)) {
+            self.leave(&connection).await;
+        }
+        results
+    }
+
+    fn add(&self, pipeline: &mut Pipeline, message: &Message) {
+        let command = pipeline.cmd("XADD").arg(&message.to);
+        if !self.0.options.create_streams {
+            command.arg("NOMKSTREAM");
+        }
+        if let Some(entries) = self.0.options.max_len {
+            command.arg("MAXLEN").arg("~").arg(entries);
+        }
+        command.arg("*");
+        if !message.headers.iter().any(|(name, _)| name == "event-id") {
+            command.arg("event-id").arg(message.id.as_str());
+        }
+        for (name, value) in message.headers.iter().filter(|(name, _)| name != "content-type" && name != "payload") {
+            command.arg(name.as_ref()).arg(value);
+        }
+        command.arg("content-type").arg(message.content_type.as_ref()).arg("payload").arg(&message.body[..]);
+    }
+}
+
+impl Publisher for Redis {
+    const BINDING: Binding = Binding::Fields;
+
+    fn name(&self) -> &str {
+        &self.0.options.name
+    }
+
+    async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        let limit = self.0.options.max_payload;
+        let too_large = |message: &Message| {
+            let bytes = message.body.len();
+            (bytes > limit).then(|| {
+                PublishError::permanent(format!(
+                    "a body of {bytes} bytes for the stream {:?}, where {limit} are allowed; raise max_payload and \
+                     proto-max-bulk-len of the server, or send less",
+                    message.to
+                ))
+            })
+        };
+        let refused: Vec<_> = messages.iter().map(too_large).collect();
+        let fitting: Vec<Message> = messages
+            .into_iter()
+            .zip(&refused)
+            .filter_map(|(message, refused)| refused.is_none().then_some(message))
+            .collect();
+        let mut sent = Vec::with_capacity(fitting.len());
+        for request in requests(&fitting) {
+            // What comes behind an outage would only wait for another.
+            match sent.last() {
+                Some(Err(error)) if is_outage(error) => {
+                    let reason = error.to_string();
+                    sent.extend(request.iter().map(|_| Err(PublishError::outage(reason.clone()))));
+                }
+                _ => sent.extend(self.request(request).await),
+            }
+        }
+        let mut sent = sent.into_iter();
+        refused.into_iter().map(|error| error.map_or_else(|| sent.next().expect("one for each"), Err)).collect()
+    }
+
+    async fn check(&self) -> Result<(), PublishError> {
+        let mut connection = self.connection().await?;
+        let answer: RedisResult<String> = ::redis::cmd("PING").query_async(&mut connection.inner).await;
+        match answer {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.leave(&connection).await;
+                Err(PublishError::outage(format!("{} does not take anything: {}", self.shown(), said(&error))))
+            }
+        }
+    }
+
+    async fn close(&self) {
+        self.0.closed.store(true, Ordering::Release);
+        *self.0.connection.lock().await = None;
+    }
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis")
+            .field("options", &self.0.options)
+            .field("breaker", &self.0.breaker)
+            .finish_non_exhaustive()
+    }
+}
+
+fn is_outage(error: &PublishError) -> bool {
+    error.kind() == crate::publisher::PublishErrorKind::Outage
+}
+
+/// What the server said, in its own words.
+fn said(error: &RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => error.to_string(),
+    }
+}
+
+/// Cuts a batch into requests of about [`REQUEST`] bytes.
+fn requests(messages: &[Message]) -> impl Iterator<Item = &[Message]> {
+    let mut rest = messages;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let before = |message: &&Message| {
+            let fits = bytes < REQUEST;
+            bytes += message.body.len() + 256;
+            fits
+        };
+        let (request, behind) = rest.split_at(rest.iter().take_while(before).count());
+        rest = behind;
+        (!request.is_empty()).then_some(request)
+    })
+}
+
+/// What an answer makes of a message.
+fn judged(message: &Message, answer: RedisResult<Option<String>>) -> Result<(), PublishError> {
+    let to = &message.to;
+    let error = match answer {
+        Ok(Some(_)) => return Ok(()),
+        Ok(None) => {
+            let reason =
+                format!("there is no stream {to:?}, and none is to be made; add to it, or allow create_streams");
+            return Err(PublishError::retryable(reason));
+        }
+        Err(error) => error,
+    };
+    let text = format!("Redis did not add to the stream {to:?}: {}", said(&error));
+    Err(match error.code() {
+        Some(
+            "LOADING" | "READONLY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" | "MISCONF" | "NOREPLICAS"
+            | "OOM" | "NOAUTH" | "WRONGPASS",
+        ) => PublishError::outage(text),
+        Some("WRONGTYPE") => PublishError::permanent(text),
+        Some("MOVED" | "ASK") => {
+            PublishError::retryable(format!("{text}; clusters are not followed: connect to the node that has it"))
+        }
+        _ if error.is_io_error() || error.kind() == ErrorKind::AuthenticationFailed => PublishError::outage(text),
+        _ => PublishError::retryable(text),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use posthaste_core::EventId;
+
+    use super::*;
+
+    fn message(bytes: usize) -> Message {
+        let id = EventId::new("id").unwrap();
+        let body = vec![b'x'; bytes].into();
+        Message { id, to: "s".into(), key: None, content_type: "text/plain".into(), headers: Vec::new(), body }
+    }
+
+    #[test]
+    fn requests_are_cut_by_size_and_nothing_is_left_out() {
+        let sizes = |sizes: &[usize]| {
+            let messages: Vec<_> = sizes.iter().map(|size| message(*size)).collect();
+            requests(&messages).map(<[Message]>::len).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(&[]), [0; 0]);
+        assert_eq!(sizes(&[10; 500]), [500]);
+        assert_eq!(sizes(&[REQUEST; 3]), [1, 1, 1]);
+        assert_eq!(sizes(&[REQUEST / 2, REQUEST / 2, 10, 10]), [2, 2]);
+    }
+
+    /// What a server writes, and what it makes of a message.
+    #[test]
+    fn refusals_are_put_into_their_kinds() {
+        use crate::publisher::PublishErrorKind::{Outage, Permanent, Retryable};
+        for (wire, kind) in [
+            ("LOADING Redis is loading the dataset in memory", Outage),
+            ("READONLY You can't write against a read only replica.", Outage),
+            ("MASTERDOWN Link with MASTER is down", Outage),
+            ("CLUSTERDOWN The cluster is down", Outage),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Outage),
+            ("BUSY Redis is busy running a script.", Outage),
+            ("MISCONF Redis is configured to save RDB snapshots", Outage),
+            ("NOREPLICAS Not enough good replicas to write.", Outage),
+            ("OOM command not allowed when used memory > 'maxmemory'.", Outage),
+            ("NOAUTH Authentication required.", Outage),
+            ("WRONGPASS invalid username-password pair", Outage),
+            ("NOPERM this user has no permissions", Retryable),
+            ("MOVED 3999 127.0.0.1:6381", Retryable),
+            ("ASK 3999 127.0.0.1:6381", Retryable),
+            ("ERR syntax error", Retryable),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", Permanent),
+        ] {
+            let value = ::redis::parse_redis_value(format!("-{wire}\r\n").as_bytes()).unwrap();
+            let error = value.extract_error().unwrap_err();
+            assert_eq!(judged(&message(1), Err(error)).unwrap_err().kind(), kind, "{wire}");
+        }
+    }
+
+    #[test]
+    fn options_are_read_and_show_no_secrets() {
+        let text =
+            r#"{"url": "redis://me:in-url@127.0.0.1", "password": "pass-word", "max_len": 1000, "ack_timeout": "2s"}"#;
+        let options: RedisOptions = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            (options.ack_timeout, options.max_len, options.create_streams),
+            (Duration::from_secs(2), Some(1000), true)
+        );
+        let shown = format!("{options:?}");
+        assert!(
+            shown.contains("redis://…@127.0.0.1") && !shown.contains("in-url") && !shown.contains("pass-word"),
+            "{shown}"
+        );
+        let error = serde_json::from_str::<RedisOptions>(r#"{"url": "x", "pasword": "secret"}"#).unwrap_err();
+        assert!(error.to_string().contains("unknown field `pasword`"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_wrong_address_is_refused_without_showing_its_password() {
+        let error = Redis::connect(RedisOptions::new("http://me:secret@127.0.0.1")).await.unwrap_err();
+        assert!(
+            error.to_string().contains("is no address of Redis") && !error.to_string().contains("secret"),
+            "{error}"
+        );
+    }
+}

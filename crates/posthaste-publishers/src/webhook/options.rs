@@ -1,0 +1,153 @@
+//! How to send webhooks.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jiff::fmt::serde::unsigned_duration::friendly::compact;
+use serde::Deserialize;
+
+/// How to send webhooks.
+///
+/// ```
+/// use posthaste_publishers::webhook::WebhookOptions;
+///
+/// let options = WebhookOptions::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").concurrency(4);
+/// assert!(!format!("{options:?}").contains("MfKQ9r8"));
+/// ```
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WebhookOptions {
+    pub(super) secrets: Vec<String>,
+    #[serde(default = "default_name")]
+    pub(super) name: String,
+    #[serde(default = "time_limit", with = "compact::required")]
+    pub(super) time_limit: Duration,
+    #[serde(default = "connect_timeout", with = "compact::required")]
+    pub(super) connect_timeout: Duration,
+    #[serde(default = "concurrency")]
+    pub(super) concurrency: usize,
+    #[serde(default = "gone_pause", with = "compact::required")]
+    pub(super) gone_pause: Duration,
+    #[serde(default)]
+    pub(super) allow_private_addresses: bool,
+    #[serde(default)]
+    pub(super) allow_http: bool,
+    #[serde(default)]
+    pub(super) ca_file: Option<PathBuf>,
+}
+
+fn default_name() -> String {
+    "webhook".to_owned()
+}
+
+fn time_limit() -> Duration {
+    Duration::from_secs(10)
+}
+
+fn connect_timeout() -> Duration {
+    Duration::from_secs(5)
+}
+
+fn concurrency() -> usize {
+    8
+}
+
+fn gone_pause() -> Duration {
+    Duration::from_secs(600)
+}
+
+impl WebhookOptions {
+    /// Webhooks that are signed with a secret: base64 of 24 bytes at least, with `whsec_` before it or without.
+    pub fn new(secret: impl Into<String>) -> Self {
+        Self { secrets: vec![secret.into()], ..Self::unsigned() }
+    }
+
+    /// Webhooks that nobody can tell from those of others. For receivers that know the sender by something else.
+    pub fn unsigned() -> Self {
+        Self {
+            secrets: Vec::new(),
+            name: default_name(),
+            time_limit: time_limit(),
+            connect_timeout: connect_timeout(),
+            concurrency: concurrency(),
+            gone_pause: gone_pause(),
+            allow_private_addresses: false,
+            allow_http: false,
+            ca_file: None,
+        }
+    }
+
+    /// Signs with this secret as well, so that receivers can change over to it before the other is taken away.
+    #[must_use]
+    pub fn secret(mut self, secret: impl Into<String>) -> Self {
+        self.secrets.push(secret.into());
+        self
+    }
+
+    /// Sets what it is called in logs and metrics. Default `webhook`.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Sets how long one request may take. Default 10 s.
+    #[must_use]
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = limit;
+        self
+    }
+
+    /// Sets how long connecting may take. Default 5 s.
+    #[must_use]
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.connect_timeout = limit;
+        self
+    }
+
+    /// Sets how many requests an endpoint gets at once, from this process; 0 counts as 1. Default 8.
+    #[must_use]
+    pub fn concurrency(mut self, requests: usize) -> Self {
+        self.concurrency = requests;
+        self
+    }
+
+    /// Sets how often events look whether a URL that answered 410 is used again. Default 10 min.
+    #[must_use]
+    pub fn gone_pause(mut self, pause: Duration) -> Self {
+        self.gone_pause = pause;
+        self
+    }
+
+    /// Sets whether hosts may be reached that are not on the public internet. Default false: a URL that somebody else chose could
+    /// otherwise lead into your own network.
+    #[must_use]
+    pub fn allow_private_addresses(mut self, allow: bool) -> Self {
+        self.allow_private_addresses = allow;
+        self
+    }
+
+    /// Sets whether URLs may begin with `http://`. Default false: everybody on the way could read along.
+    #[must_use]
+    pub fn allow_http(mut self, allow: bool) -> Self {
+        self.allow_http = allow;
+        self
+    }
+
+    /// Trusts the authorities in that file of PEM, beside those that browsers trust.
+    #[must_use]
+    pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.ca_file = Some(path.into());
+        self
+    }
+}
+
+impl fmt::Debug for WebhookOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("WebhookOptions");
+        debug.field("secrets", &self.secrets.len()).field("name", &self.name).field("time_limit", &self.time_limit);
+        debug.field("concurrency", &self.concurrency).field("allow_private_addresses", &self.allow_private_addresses);
+        debug.field("allow_http", &self.allow_http).finish_non_exhaustive()
+    }
+}

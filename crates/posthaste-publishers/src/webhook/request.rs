@@ -1,0 +1,207 @@
+//! One request, and what its answer means.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::{Client, Response, StatusCode, Url};
+
+use super::address::{NotPublic, not_public, written_as_private};
+use super::options::WebhookOptions;
+use super::signature::{Secret, sign};
+use crate::publisher::{Message, PublishError};
+
+/// How many bytes of an answer are read. More cost more than a new connection.
+const READ: usize = 64 * 1024;
+
+/// How many characters of an answer are kept.
+const EXCERPT: usize = 300;
+
+/// The longest pause that is granted.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What belongs to the request itself, and no event may say.
+const OURS: [&str; 15] = [
+    "connection",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "webhook-id",
+    "webhook-signature",
+    "webhook-timestamp",
+];
+
+/// A message that can be sent.
+pub(super) struct Request {
+    /// Which of the batch it is.
+    pub(super) place: usize,
+    pub(super) url: Url,
+    /// What has to stay in order.
+    pub(super) key: Option<String>,
+    id: String,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Request {
+    pub(super) fn new(place: usize, message: Message, options: &WebhookOptions) -> Result<Self, PublishError> {
+        let url = url(&message.to, options)?;
+        let id = message.id.as_str().to_owned();
+        if !options.secrets.is_empty() && id.contains('.') {
+            // The signature is of id, timestamp and body with a full stop between.
+            return Err(PublishError::permanent(
+                "an event whose id has a full stop in it cannot be signed as a webhook",
+            ));
+        }
+        let mut headers = HeaderMap::new();
+        for (name, value) in &message.headers {
+            if !OURS.iter().any(|ours| ours.eq_ignore_ascii_case(name)) {
+                let (name, value) = header(name, value)?;
+                headers.append(name, value);
+            }
+        }
+        headers.insert(CONTENT_TYPE, header("content-type", &message.content_type)?.1);
+        headers.insert(HeaderName::from_static("webhook-id"), header("webhook-id", &id)?.1);
+        Ok(Self { place, url, key: message.key, id, headers, body: message.body })
+    }
+
+    /// Sends it. Each attempt has a time and a signature of its own.
+    pub(super) async fn send(&self, client: &Client, secrets: &[Secret]) -> Answer {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut headers = self.headers.clone();
+        headers.insert(HeaderName::from_static("webhook-timestamp"), HeaderValue::from(now));
+        if !secrets.is_empty() {
+            let signature = HeaderValue::try_from(sign(secrets, &self.id, now, &self.body)).expect("it is base64");
+            headers.insert(HeaderName::from_static("webhook-signature"), signature);
+        }
+        match client.post(self.url.clone()).headers(headers).body(self.body.clone()).send().await {
+            Ok(response) => judge(response).await,
+            Err(error) => {
+                // A URL may have a token in it.
+                let error = error.without_url();
+                match not_public(&error) {
+                    Some(refused) => Answer::Judged(Err(private(refused))),
+                    None if error.is_connect() => Answer::Away(error),
+                    // It may be this event that it cannot bear.
+                    None => Answer::Judged(Err(PublishError::retryable(error))),
+                }
+            }
+        }
+    }
+}
+
+/// What became of a request.
+pub(super) enum Answer {
+    Judged(Result<(), PublishError>),
+    /// Nobody was there.
+    Away(reqwest::Error),
+    /// Never again, says the other end.
+    Gone,
+}
+
+fn url(text: &str, options: &WebhookOptions) -> Result<Url, PublishError> {
+    let url = Url::parse(text).map_err(|error| PublishError::permanent(format!("not a URL: {error}")))?;
+    match url.scheme() {
+        "https" => {}
+        "http" if options.allow_http => {}
+        "http" => return Err(PublishError::permanent("webhooks are sent to https:// only, unless http:// is allowed")),
+        other => return Err(PublishError::permanent(format!("webhooks are sent to https://, not to {other}:"))),
+    }
+    match written_as_private(&url) {
+        Some(refused) if !options.allow_private_addresses => Err(private(refused)),
+        _ => Ok(url),
+    }
+}
+
+/// The option, or where the name leads, can be changed.
+fn private(refused: NotPublic) -> PublishError {
+    PublishError::retryable(refused)
+}
+
+fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), PublishError> {
+    let wrong = || PublishError::permanent(format!("the header {name:?} of the event cannot be a header of HTTP"));
+    let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| wrong())?;
+    Ok((HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?, value))
+}
+
+async fn judge(mut response: Response) -> Answer {
+    let status = response.status();
+    let pause = response.headers().get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?));
+    let mut body = Vec::new();
+    while let Ok(Some(piece)) = response.chunk().await {
+        body.extend_from_slice(&piece[..piece.len().min(READ - body.len())]);
+        if body.len() >= READ {
+            break;
+        }
+    }
+    if status.is_success() {
+        return Answer::Judged(Ok(()));
+    }
+    let text = format!("the endpoint answered {status}{}", excerpt(&body));
+    let error = match status {
+        StatusCode::GONE => return Answer::Gone,
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
+            PublishError::retryable(text)
+        }
+        _ if status.is_client_error() => PublishError::permanent(text),
+        // Redirects as well: nothing is sent to where nobody has looked, but the URL can be put right.
+        _ => PublishError::retryable(text),
+    };
+    Answer::Judged(Err(match pause {
+        Some(pause) => error.retry_after(pause),
+        None => error,
+    }))
+}
+
+/// The beginning of an answer, in one line.
+fn excerpt(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(4 * EXCERPT)]);
+    let line = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty());
+    let line: String = line.collect::<Vec<_>>().join(" ").chars().take(EXCERPT).collect();
+    if line.is_empty() { line } else { format!(": {line}") }
+}
+
+/// Seconds, or a date.
+fn retry_after(value: &str) -> Option<Duration> {
+    let pause = match value.trim().parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => {
+            let at = jiff::fmt::rfc2822::parse(value.trim()).ok()?.timestamp();
+            Duration::try_from(at.duration_since(jiff::Timestamp::now())).unwrap_or_default()
+        }
+    };
+    Some(pause.min(LONGEST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_read_in_both_forms() {
+        assert_eq!(retry_after("120"), Some(Duration::from_secs(120)));
+        assert_eq!(retry_after("99999999999"), Some(LONGEST));
+        assert_eq!(retry_after("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::ZERO));
+        let soon = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(90);
+        let date = soon.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+        let pause = retry_after(&date).unwrap();
+        assert!(pause > Duration::from_secs(85) && pause <= Duration::from_secs(90), "{pause:?} until {date}");
+        assert_eq!(retry_after("soon"), None);
+        assert_eq!(retry_after("-5"), None);
+    }
+
+    #[test]
+    fn an_answer_is_kept_in_one_short_line() {
+        assert_eq!(excerpt(b" no\r\n\tsuch \x07 order "), ": no such order");
+        assert_eq!(excerpt(b"\n"), "");
+        assert_eq!(excerpt("ü".repeat(10_000).as_bytes()).chars().count(), 2 + EXCERPT);
+    }
+}

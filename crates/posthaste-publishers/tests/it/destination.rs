@@ -1,0 +1,405 @@
+//! What a destination makes of the results of its publisher. Time is paused: pauses are kept to the letter.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use posthaste_core::testing::{self, Call, Faults, Faulty, Recorder, TestOutbox};
+use posthaste_core::{Event, EventBuilder, EventId, MemoryStore, Options, Outbox, RetryPolicy, Status};
+use posthaste_publishers::{
+    Binding, Breaker, BreakerState, CloudEvents, Debezium, Destination, Envelope, Message, PublishError, Publisher,
+};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+type Answer = dyn Fn(&Message) -> Result<(), PublishError> + Send + Sync;
+
+/// A broker in memory, which takes everything until it is told otherwise. Clones are the same.
+#[derive(Clone)]
+struct Broker {
+    shared: Arc<Shared>,
+    breaker: Breaker,
+}
+
+#[derive(Default)]
+struct Shared {
+    away: AtomicBool,
+    forgetful: AtomicBool,
+    answer: Mutex<Option<Arc<Answer>>>,
+    batches: watch::Sender<Vec<(Instant, Vec<Message>)>>,
+    taken: watch::Sender<Vec<Message>>,
+}
+
+impl Broker {
+    fn new() -> Self {
+        let breaker = Breaker::with_pauses("broker", 10 * SECOND, 60 * SECOND);
+        Self { shared: Arc::default(), breaker }
+    }
+
+    fn to(&self, template: &str) -> Destination<Self> {
+        Destination::new(Arc::new(self.clone()), self.breaker.clone(), template)
+    }
+
+    fn set_away(&self, away: bool) {
+        self.shared.away.store(away, Ordering::Relaxed);
+    }
+
+    fn answer(&self, answer: impl Fn(&Message) -> Result<(), PublishError> + Send + Sync + 'static) {
+        *self.shared.answer.lock().unwrap() = Some(Arc::new(answer));
+    }
+
+    fn batches(&self) -> Vec<(Instant, Vec<Message>)> {
+        self.shared.batches.borrow().clone()
+    }
+
+    fn taken(&self) -> Vec<String> {
+        self.shared.taken.borrow().iter().map(|message| message.id.as_str().to_owned()).collect()
+    }
+
+    async fn until_asked(&self, times: usize) {
+        let mut batches = self.shared.batches.subscribe();
+        let asked = batches.wait_for(|batches| batches.len() >= times);
+        assert!(tokio::time::timeout(3600 * SECOND, asked).await.is_ok(), "not asked {times} times within an hour");
+    }
+}
+
+impl Publisher for Broker {
+    const BINDING: Binding = Binding::Kafka;
+
+    fn name(&self) -> &str {
+        "broker"
+    }
+
+    async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        self.shared.batches.send_modify(|batches| batches.push((Instant::now(), messages.clone())));
+        if self.shared.away.load(Ordering::Relaxed) {
+            return messages.iter().map(|_| Err(PublishError::outage("connection refused"))).collect();
+        }
+        if self.shared.forgetful.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let answer = self.shared.answer.lock().unwrap().clone();
+        let take = |message: Message| {
+            answer.as_ref().map_or(Ok(()), |answer| answer(&message))?;
+            self.shared.taken.send_modify(|taken| taken.push(message));
+            Ok(())
+        };
+        messages.into_iter().map(take).collect()
+    }
+
+    async fn check(&self) -> Result<(), PublishError> {
+        Ok(())
+    }
+
+    async fn close(&self) {}
+}
+
+/// Polls often, so that what is claimed although it should not be is seen.
+fn options() -> Options {
+    Options { poll_interval: Duration::from_millis(100), workers: 2, ..Options::default() }
+}
+
+fn store() -> (Faulty<MemoryStore>, Faults) {
+    Faulty::new(MemoryStore::new())
+}
+
+fn order(id: impl AsRef<str>) -> EventBuilder {
+    Event::builder("OrderPlaced").id(id).aggregate("Order", 42).json_text("{}")
+}
+
+async fn write(outbox: &Outbox<Faulty<MemoryStore>>, events: impl IntoIterator<Item = EventBuilder>) {
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write_all(events).await.unwrap();
+    tx.commit().await.unwrap();
+}
+
+/// What became of an event: status, attempts, and the last error.
+async fn state(outbox: &TestOutbox<Faulty<MemoryStore>>, id: &str) -> (Status, u32, String) {
+    let record = outbox.admin().find(&EventId::new(id).unwrap()).await.unwrap().unwrap();
+    (record.state.status, record.state.attempts, record.state.last_error.unwrap_or_default())
+}
+
+async fn refusal(destination: Destination<Broker>) -> String {
+    let error = testing::outbox().listen("Order", "OrderPlaced", destination).start().await.unwrap_err();
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn mistakes_are_said_at_the_start_with_their_route() {
+    let broker = Broker::new();
+    for (destination, mistake) in [
+        (broker.to("orders.{color}"), "{color}; there are {aggregate_type}"),
+        (broker.to(""), "a template is empty"),
+        (broker.to("orders").key("{tenant_id"), "'{' at character 1"),
+        (broker.to("orders").envelope(CloudEvents::new("").binary()), "the source of the CloudEvents is empty"),
+        (
+            broker.to("orders").envelope(CloudEvents::new("/{x}").structured()),
+            "the source of the CloudEvents is not right",
+        ),
+        (broker.to("orders").envelope(CloudEvents::new("/{x}").structured()), "has the place {x}"),
+        (
+            broker.to("orders").envelope(Envelope::Debezium(Debezium::new().event_type_header(""))),
+            "the header for the event type has no name",
+        ),
+    ] {
+        let text = refusal(destination).await;
+        let route = "the listener for aggregate type \"Order\" and event type \"OrderPlaced\" is not right: ";
+        assert!(text.starts_with(route) && text.contains(mistake), "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_have_address_key_and_envelope() {
+    let broker = Broker::new();
+    let (store, _) = store();
+    let by_tenant = broker.to("{topic}.{event_type}").key("{tenant_id}").envelope(CloudEvents::new("/shop").binary());
+    let outbox = testing::outbox_on(store).listen("Order", "OrderPlaced", by_tenant).listen_all(broker.to("rest"));
+    let outbox = outbox.start_test().await;
+    write(
+        &outbox,
+        [order("1").tenant_id("acme").topic("orders"), order("2").aggregate_type("Cart"), {
+            Event::builder("Tick").id("3").json_text("{}")
+        }],
+    )
+    .await;
+    assert_eq!(outbox.drain_now().await.done, 3);
+
+    let taken = broker.shared.taken.borrow().clone();
+    let find = |id: &str| taken.iter().find(|message| message.id == *id).unwrap();
+    let shape = |id| (find(id).to.as_str(), find(id).key.as_deref(), find(id).headers[0].1.as_str());
+    assert_eq!(shape("1"), ("orders.OrderPlaced", Some("acme"), "1.0"));
+    assert_eq!(shape("2"), ("rest", Some("42"), "2"));
+    assert_eq!(shape("3"), ("rest", None, "3"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_lacks_a_place_is_unroutable_and_uses_no_attempt() {
+    let broker = Broker::new();
+    let (store, _) = store();
+    let outbox = testing::outbox_on(store)
+        .listen("Order", "*", broker.to("orders.{tenant_id}"))
+        .listen("Cart", "*", broker.to("carts").key("{headers.region}"))
+        .listen("Bill", "*", broker.to("bills").envelope(CloudEvents::new("/{tenant_id}").structured()))
+        .start_test()
+        .await;
+    let events = ["Order", "Cart", "Bill"].map(|aggregate| order(aggregate).aggregate_type(aggregate));
+    write(&outbox, events.into_iter().chain([order("good").tenant_id("acme")])).await;
+    let counts = outbox.drain_now().await;
+    assert_eq!((counts.done, counts.dead), (1, 3));
+    assert_eq!(broker.taken(), ["good"]);
+    for (id, place) in [("Order", "needs tenant_id"), ("Cart", "needs headers.region"), ("Bill", "needs tenant_id")] {
+        let (status, attempts, reason) = state(&outbox, id).await;
+        assert_eq!((status, attempts), (Status::Dead, 0), "{reason}");
+        assert!(reason.contains(place), "{reason}");
+    }
+    assert_eq!(broker.breaker.state(), BreakerState::Closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_batch_each_message_has_its_own_result() {
+    let broker = Broker::new();
+    broker.answer(|message| match message.id.as_str() {
+        "2" => Err(PublishError::retryable("not now")),
+        "4" => Err(PublishError::permanent("too large")),
+        _ => Ok(()),
+    });
+    let (store, _) = store();
+    let retry = RetryPolicy::fixed([5 * SECOND]);
+    let outbox = testing::outbox_on(store).listen_all(broker.to("orders").retry(retry)).start_test().await;
+    write(&outbox, (1..=5).map(|id| order(id.to_string()))).await;
+    let counts = outbox.drain_now().await;
+    assert_eq!((counts.done, counts.retry, counts.dead), (3, 1, 1));
+    assert_eq!(broker.batches().len(), 1, "they were sent together");
+    assert_eq!(broker.taken(), ["1", "3", "5"]);
+    assert_eq!(state(&outbox, "2").await, (Status::Retry, 1, "not now".to_owned()));
+    let (status, attempts, reason) = state(&outbox, "4").await;
+    assert_eq!((status, attempts), (Status::Dead, 1));
+    assert!(reason.contains("too large"), "{reason}");
+    assert_eq!(broker.breaker.state(), BreakerState::Closed, "what refuses is there");
+
+    broker.answer(|_| Ok(()));
+    outbox.advance(5 * SECOND).await;
+    assert_eq!(outbox.drain_now().await.done, 4);
+    assert_eq!(broker.taken(), ["1", "3", "5", "2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_than_a_batch_is_sent_at_once() {
+    let broker = Broker::new();
+    let (store, _) = store();
+    let outbox = testing::outbox_on(store).listen_all(broker.to("orders").max_batch(4)).start_test().await;
+    write(&outbox, (0..10).map(|id| order(id.to_string()))).await;
+    assert_eq!(outbox.drain_now().await.done, 10);
+    let sizes: Vec<_> = broker.batches().iter().map(|(_, batch)| batch.len()).collect();
+    assert!(sizes.len() >= 3 && sizes.iter().all(|size| *size <= 4), "{sizes:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn during_an_outage_nothing_is_claimed_and_no_attempt_is_used_up() {
+    let broker = Broker::new();
+    broker.set_away(true);
+    let (store, faults) = store();
+    let outbox = testing::outbox_on(store)
+        .options(options())
+        .listen("Order", "*", broker.to("orders"))
+        .listen("Cart", "*", broker.to("carts"))
+        .start_test()
+        .await;
+    write(&outbox, (0..30).map(|id| order(format!("before-{id}")))).await;
+    broker.until_asked(1).await;
+    // A claim that had begun by then may end.
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(broker.breaker.state(), BreakerState::Open);
+    let (asked, claims) = (broker.batches().len(), faults.count(Call::Claim));
+
+    // A pause takes 8 s at least: 60 polls of 100 ms fall into it.
+    write(&outbox, (0..10).map(|id| order(format!("meanwhile-{id}")).aggregate_type("Cart"))).await;
+    tokio::time::sleep(6 * SECOND).await;
+    assert_eq!(faults.count(Call::Claim), claims, "claimed for destinations that are away");
+    assert_eq!(broker.batches().len(), asked, "sent to a broker that is away");
+
+    // Long enough for every event to be tried more often than its ten attempts allow, if these were attempts.
+    tokio::time::sleep(1800 * SECOND).await;
+    let batches = broker.batches();
+    assert!(
+        batches.len() - asked >= 1800 / 72 && batches.len() - asked <= 1800 / 24,
+        "{} probes",
+        batches.len() - asked
+    );
+    let counts = outbox.admin().counts().await.unwrap();
+    assert_eq!((counts.pending(), counts.dead, counts.done), (40, 0, 0));
+
+    broker.set_away(false);
+    tokio::time::sleep(200 * SECOND).await;
+    assert_eq!(outbox.admin().counts().await.unwrap().done, 40);
+    assert_eq!(broker.breaker.state(), BreakerState::Closed);
+    let taken = broker.taken();
+    assert_eq!((taken.len(), taken.iter().collect::<BTreeSet<_>>().len()), (40, 40));
+    for id in &taken {
+        let (status, attempts, _) = state(&outbox, id).await;
+        assert_eq!((status, attempts), (Status::Done, 0), "{id}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_route_without_a_breaker_goes_on_meanwhile() {
+    let broker = Broker::new();
+    broker.set_away(true);
+    let (store, faults) = store();
+    let mailer = Recorder::new();
+    let outbox = testing::outbox_on(store)
+        .options(options())
+        .listen("Order", "*", broker.to("orders"))
+        .listen("Mail", "*", mailer.clone())
+        .start_test()
+        .await;
+    write(&outbox, [order("order-1")]).await;
+    broker.until_asked(1).await;
+    let claims = faults.count(Call::Claim);
+    // From the table, not from memory: these are claimed.
+    let delayed = (0..20).map(|id| order(format!("mail-{id}")).aggregate_type("Mail").deliver_after(SECOND));
+    write(&outbox, delayed.chain([order("order-2"), order("order-3").deliver_after(SECOND)])).await;
+    mailer.wait_for(20).await;
+    assert_eq!(broker.breaker.state(), BreakerState::Open);
+    assert!(faults.count(Call::Claim) > claims);
+    assert_eq!(broker.batches().len(), 1, "what was claimed with the others was not sent");
+
+    broker.set_away(false);
+    tokio::time::sleep(60 * SECOND).await;
+    assert_eq!(
+        broker.taken().into_iter().collect::<BTreeSet<_>>(),
+        ["order-1", "order-2", "order-3"].map(String::from).into()
+    );
+    for id in ["order-1", "order-2", "order-3"] {
+        let (status, attempts, _) = state(&outbox, id).await;
+        assert_eq!((status, attempts), (Status::Done, 0), "{id}");
+    }
+    assert_eq!(mailer.count(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_batch_in_an_outage_what_arrived_is_done() {
+    let broker = Broker::new();
+    broker.answer(|message| if message.id == "1" { Ok(()) } else { Err(PublishError::outage("connection lost")) });
+    let (store, _) = store();
+    let outbox = testing::outbox_on(store).options(options()).listen_all(broker.to("orders")).start_test().await;
+    write(&outbox, [order("1"), order("2"), order("3")]).await;
+    broker.until_asked(1).await;
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(broker.breaker.state(), BreakerState::Open);
+    assert_eq!(state(&outbox, "1").await.0, Status::Done);
+    assert_eq!((state(&outbox, "2").await.0, state(&outbox, "2").await.1), (Status::New, 0));
+    broker.answer(|_| Ok(()));
+    tokio::time::sleep(30 * SECOND).await;
+    assert_eq!(outbox.admin().counts().await.unwrap().done, 3);
+    assert_eq!(broker.taken(), ["1", "2", "3"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_can_take_does_not_pass_for_a_sign_of_life() {
+    let broker = Broker::new();
+    broker.set_away(true);
+    let (store, _) = store();
+    let outbox = testing::outbox_on(store)
+        .options(options())
+        .listen("Order", "*", broker.to("orders"))
+        .listen("Cart", "*", broker.to("{tenant_id}"))
+        .start_test()
+        .await;
+    write(&outbox, [order("1").deliver_after(3600 * SECOND), order("2")]).await;
+    broker.until_asked(1).await;
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(broker.breaker.state(), BreakerState::Open);
+    write(&outbox, [order("no-tenant").aggregate_type("Cart")]).await;
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(state(&outbox, "no-tenant").await.0, Status::Dead);
+    assert_eq!((broker.breaker.state(), broker.batches().len()), (BreakerState::Open, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_the_other_end_asks_for_is_kept() {
+    let broker = Broker::new();
+    broker.answer(|_| Err(PublishError::retryable("429 too many requests").retry_after(90 * SECOND)));
+    let (store, _) = store();
+    let outbox = testing::outbox_on(store).options(options()).listen_all(broker.to("orders")).start_test().await;
+    write(&outbox, [order("1")]).await;
+    broker.until_asked(1).await;
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(state(&outbox, "1").await, (Status::Retry, 1, "429 too many requests".to_owned()));
+    broker.until_asked(2).await;
+    let at: Vec<_> = broker.batches().iter().map(|(at, _)| *at).collect();
+    assert!((90 * SECOND..91 * SECOND).contains(&(at[1] - at[0])), "{:?}", at[1] - at[0]);
+
+    broker.answer(|_| Err(PublishError::outage("503 maintenance").retry_after(300 * SECOND)));
+    broker.until_asked(3).await;
+    assert_eq!(broker.breaker.state(), BreakerState::Open);
+    broker.answer(|_| Ok(()));
+    broker.until_asked(4).await;
+    let at: Vec<_> = broker.batches().iter().map(|(at, _)| *at).collect();
+    assert!((300 * SECOND..302 * SECOND).contains(&(at[3] - at[2])), "{:?}", at[3] - at[2]);
+    assert_eq!(outbox.drain_now().await.done, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_that_cannot_be_told_apart_count_for_nobody() {
+    let broker = Broker::new();
+    broker.shared.forgetful.store(true, Ordering::Relaxed);
+    let (store, _) = store();
+    let retry = RetryPolicy::fixed([5 * SECOND]);
+    let outbox = testing::outbox_on(store).listen_all(broker.to("orders").retry(retry)).start_test().await;
+    write(&outbox, [order("1"), order("2")]).await;
+    let counts = outbox.drain_now().await;
+    assert_eq!((counts.done, counts.retry), (0, 2));
+    let (_, attempts, reason) = state(&outbox, "1").await;
+    assert_eq!((attempts, reason.as_str()), (1, "broker gave 0 results for 2 messages"));
+}

@@ -1,0 +1,45 @@
+"""Makes streams and reads them, with a client that is not ours.
+
+jetstream.py URL add CONFIG        makes a stream
+jetstream.py URL read STREAM       prints its messages as JSON, one in a line
+"""
+
+import asyncio
+import base64
+import json
+import sys
+
+import nats
+import nats.js.errors
+from nats.js.api import StreamConfig
+
+
+async def main(url, command, argument):
+    client = await nats.connect(url, connect_timeout=5, allow_reconnect=False)
+    stream = client.jetstream()
+    if command == "add":
+        config = StreamConfig.from_response(json.loads(argument))
+        try:
+            # Of an earlier run on the same server.
+            await stream.delete_stream(config.name)
+        except nats.js.errors.NotFoundError:
+            pass
+        await stream.add_stream(config)
+    elif command == "read":
+        state = (await stream.stream_info(argument)).state
+        for number in range(state.first_seq, state.last_seq + 1) if state.messages else []:
+            # The answer itself: nats-py takes headers for ASCII.
+            ask = json.dumps({"seq": number}).encode()
+            answer = await client.request(f"$JS.API.STREAM.MSG.GET.{argument}", ask)
+            message = json.loads(answer.data)["message"]
+            headers = base64.b64decode(message.get("hdrs", "")).decode().strip().split("\r\n")[1:]
+            print(json.dumps({
+                "seq": message["seq"],
+                "subject": message["subject"],
+                "headers": dict(header.split(": ", 1) for header in headers),
+                "body": base64.b64decode(message.get("data", "")).decode(),
+            }))
+    await client.close()
+
+
+asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,21 @@
+//! Destinations, on real servers where there are any, read back by clients that are not ours.
+
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
+mod destination;
+mod envelope;
+#[cfg(feature = "kafka")]
+mod kafka;
+#[cfg(feature = "mqtt")]
+mod mqtt;
+#[cfg(feature = "nats")]
+mod nats;
+mod ndjson;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+mod started;
+#[cfg(feature = "webhook")]
+mod webhook;

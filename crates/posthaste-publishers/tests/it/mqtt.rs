@@ -1,0 +1,246 @@
+use std::time::{Duration, Instant};
+
+use posthaste_core::{Event, MemoryStore, Outbox, RetryPolicy};
+use posthaste_publishers::mqtt::{Mqtt, MqttOptions};
+use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
+use posthaste_torture::proxy::Proxy;
+use serde_json::Value;
+
+use crate::started::{Started, kinds, message, messages, rows, run, until, variable, write};
+
+const OUTAGE: Option<PublishErrorKind> = Some(PublishErrorKind::Outage);
+const RETRYABLE: Option<PublishErrorKind> = Some(PublishErrorKind::Retryable);
+const PERMANENT: Option<PublishErrorKind> = Some(PublishErrorKind::Permanent);
+
+fn url() -> String {
+    variable("POSTHASTE_TEST_MOSQUITTO_URL", "mosquitto")
+}
+
+/// A session of `mosquitto_sub`, which the broker keeps messages for.
+struct Reader {
+    arguments: Vec<String>,
+}
+
+impl Reader {
+    fn new(url: &str, filter: &str, more: &[&str]) -> Self {
+        let port = url.rsplit_once(':').unwrap().1;
+        let id = format!("reader-{}", filter.replace(['/', '#'], "-"));
+        let arguments =
+            ["-h", "127.0.0.1", "-p", port, "-V", "5", "-i", &id, "-c", "-x", "600", "-q", "1", "-t", filter];
+        let reader = Self { arguments: arguments.iter().chain(more).map(|&argument| argument.to_owned()).collect() };
+        reader.run(&["-E"]);
+        reader
+    }
+
+    fn run(&self, more: &[&str]) -> String {
+        run("mosquitto_sub", self.arguments.iter().map(String::as_str).chain(more.iter().copied()))
+    }
+
+    /// So many messages, as the broker had kept them.
+    fn read(&self, how_many: usize) -> Vec<Value> {
+        let printed = self.run(&["-C", &how_many.to_string(), "-W", "20", "-F", "%J"]);
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+fn bodies(read: &[Value]) -> Vec<u64> {
+    read.iter().map(|message| message["payload"].as_u64().unwrap()).collect()
+}
+
+async fn connect(url: &str) -> Mqtt {
+    Mqtt::connect(MqttOptions::new(url)).await.unwrap()
+}
+
+#[tokio::test]
+async fn events_arrive_with_their_properties() {
+    let reader = Reader::new(&url(), "arrive/#", &[]);
+    let store = MemoryStore::new();
+    let mqtt = connect(&url()).await;
+    let listener = mqtt.topic("arrive/{aggregate_type}/{event_type}");
+    let outbox = Outbox::builder(store.clone()).listen("Order", "*", listener).start().await.unwrap();
+    let event = |n: usize| {
+        let event = Event::builder("Placed").id(format!("id-{n}")).aggregate("Order", 42).tenant_id("acme");
+        event.header("trace", "äöü €").json_text(format!("{{\"n\":{n}}}"))
+    };
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write_all((0..500).map(event)).await.unwrap();
+    tx.commit().await.unwrap();
+    until(&store, "all are delivered", |counts| counts.done == 500).await;
+
+    let messages = reader.read(500);
+    assert_eq!(messages.len(), 500);
+    let seventh = messages.iter().find(|message| message["payload"]["n"] == 7).unwrap();
+    assert_eq!(
+        (&seventh["topic"], &seventh["qos"], &seventh["retain"]),
+        (&"arrive/Order/Placed".into(), &1.into(), &0.into())
+    );
+    assert_eq!(seventh["properties"]["content-type"], "application/json");
+    let properties = &seventh["properties"]["user-properties"];
+    for (name, value) in [
+        ("event-id", "id-7"),
+        ("event-type", "Placed"),
+        ("aggregate-type", "Order"),
+        ("aggregate-id", "42"),
+        ("tenant-id", "acme"),
+        ("trace", "äöü €"),
+    ] {
+        assert_eq!(properties[name], value, "{seventh}");
+    }
+    outbox.shutdown().await;
+    mqtt.close().await;
+    assert_eq!(kinds(&mqtt.publish(vec![message("arrive/x", "late", "1")]).await), [OUTAGE]);
+}
+
+#[tokio::test]
+async fn a_batch_arrives_in_its_order_with_either_quality_of_service() {
+    for (exactly_once, quality) in [(false, ", q1, "), (true, ", q2, ")] {
+        let (server, url) = Started::new("mosquitto", &["allow_anonymous true", "log_type all"]);
+        let reader = Reader::new(&url, "order/x", &[]);
+        let mqtt = Mqtt::connect(MqttOptions::new(&url).exactly_once(exactly_once)).await.unwrap();
+        assert_eq!(kinds(&mqtt.publish(messages("order/x", "m", 300)).await), [None; 300]);
+        assert_eq!(bodies(&reader.read(300)), (0..300).collect::<Vec<_>>());
+        let log = std::fs::read_to_string(server.directory.path().join("server/log")).unwrap();
+        let received = log.lines().filter(|line| line.contains("Received PUBLISH from") && line.contains(quality));
+        assert_eq!(received.count(), 300);
+    }
+}
+
+#[tokio::test]
+async fn a_retained_message_is_there_for_who_comes_later() {
+    let mqtt = Mqtt::connect(MqttOptions::new(url()).retain(true)).await.unwrap();
+    assert_eq!(kinds(&mqtt.publish(messages("retained", "m", 3)).await), [None; 3]);
+    let late = Reader { arguments: Reader::new(&url(), "other", &["-t", "retained"]).arguments };
+    assert_eq!(bodies(&late.read(1)), [2]);
+}
+
+#[tokio::test]
+async fn without_a_subscriber_it_is_a_success_or_not() {
+    let (known, unknown) = ("subscribed/x", "forgotten/x");
+    let reader = Reader::new(&url(), known, &[]);
+    let batch = || vec![message(known, "1", "1"), message(unknown, "2", "2")];
+    assert_eq!(kinds(&connect(&url()).await.publish(batch()).await), [None, None]);
+    let strict = Mqtt::connect(MqttOptions::new(url()).require_subscriber(true)).await.unwrap();
+    let results = strict.publish(batch()).await;
+    assert_eq!(kinds(&results), [None, RETRYABLE]);
+    assert!(results[1].as_ref().unwrap_err().to_string().contains("nobody has subscribed"), "{results:?}");
+    assert_eq!(bodies(&reader.read(2)), [1, 1]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_carried_is_permanent_and_spares_the_others() {
+    let (_server, url) = Started::new("mosquitto", &["allow_anonymous true", "max_packet_size 2000"]);
+    let reader = Reader::new(&url, "large/#", &[]);
+    let mqtt = connect(&url).await;
+    let mut broken = message("large/x", "5", "5");
+    broken.headers.push(("x".into(), "two\nlines".into()));
+    let batch = vec![
+        message("large/x", "1", "1"),
+        message("large/x", "2", vec![b'2'; 3000]),
+        message("large/+", "3", "3"),
+        broken,
+        message("large/x", "4", "4"),
+    ];
+    assert_eq!(kinds(&mqtt.publish(batch).await), [None, PERMANENT, PERMANENT, PERMANENT, None]);
+    assert_eq!(bodies(&reader.read(2)), [1, 4]);
+}
+
+#[tokio::test]
+async fn a_stranger_is_refused_and_a_topic_that_is_not_permitted_is_retryable() {
+    let lines = ["allow_anonymous false", "password_file {dir}/passwords", "acl_file {dir}/permissions"];
+    let permissions = "user all\ntopic readwrite #\nuser some\ntopic write permit/#\n";
+    let directory = tempfile::tempdir().unwrap();
+    let passwords = directory.path().join("passwords");
+    let path = passwords.to_str().unwrap();
+    run("mosquitto_passwd", ["-b", "-c", path, "all", "secret"]);
+    run("mosquitto_passwd", ["-b", path, "some", "secret"]);
+    let passwords = std::fs::read_to_string(passwords).unwrap();
+    let files = [("passwords", passwords.as_str()), ("permissions", permissions)];
+    let (_server, url) = Started::with_files("mosquitto", &lines, &files);
+    for options in [MqttOptions::new(&url), MqttOptions::new(&url).user_and_password("all", "wrong")] {
+        let error = Mqtt::connect(options).await.unwrap_err();
+        assert_eq!(error.kind(), PublishErrorKind::Outage);
+        assert!(error.to_string().contains("NotAuthorized") && !error.to_string().contains("wrong"), "{error}");
+    }
+    let reader = Reader::new(&url, "permit/#", &["-u", "all", "-P", "secret"]);
+    let mqtt = Mqtt::connect(MqttOptions::new(&url).user_and_password("some", "secret")).await.unwrap();
+    let batch = vec![message("permit/a", "1", "1"), message("other/b", "2", "2"), message("permit/a", "3", "3")];
+    let results = mqtt.publish(batch).await;
+    assert_eq!(kinds(&results[..2]), [None, RETRYABLE], "{results:?}");
+    assert!(results[1].as_ref().unwrap_err().to_string().contains("NotAuthorized"), "{results:?}");
+    // This broker ends the connection behind a refusal.
+    if results[2].is_err() {
+        assert_eq!(kinds(&results[2..]), [OUTAGE]);
+        assert_eq!(kinds(&mqtt.publish(vec![message("permit/a", "3", "3")]).await), [None]);
+    }
+    assert_eq!(bodies(&reader.read(2)), [1, 3]);
+}
+
+#[tokio::test]
+async fn a_broker_that_is_away_is_said_at_the_start() {
+    let error = Mqtt::connect(MqttOptions::new("mqtt://127.0.0.1:1")).await.unwrap_err();
+    assert_eq!(error.kind(), PublishErrorKind::Outage);
+    assert!(error.to_string().contains("cannot connect to mqtt://127.0.0.1:1"), "{error}");
+    let lazy = Mqtt::connect(MqttOptions::new("mqtt://127.0.0.1:1").lazy(true)).await.unwrap();
+    assert_eq!(kinds(&lazy.publish(messages("x", "m", 2)).await), [OUTAGE, OUTAGE]);
+
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("mqtt://{}", silent.local_addr().unwrap());
+    let begun = Instant::now();
+    let options = MqttOptions::new(address).connect_timeout(Duration::from_millis(200));
+    assert_eq!(Mqtt::connect(options).await.unwrap_err().kind(), PublishErrorKind::Outage);
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_broker_that_goes_and_comes_back_gets_everything_and_no_attempt_is_used_up() {
+    let (server, url) = Started::new("mosquitto", &[]);
+    let reader = Reader::new(&url, "back", &[]);
+    let store = MemoryStore::new();
+    let mqtt = connect(&url).await;
+    let listener = mqtt.topic("back").retry(RetryPolicy::fixed([]));
+    let outbox = Outbox::builder(store.clone()).listen("Test", "*", listener).start().await.unwrap();
+    write(&outbox, 0..100).await;
+    until(&store, "the first are delivered", |counts| counts.done == 100).await;
+    assert_eq!(reader.read(100).len(), 100);
+
+    server.stop();
+    write(&outbox, 100..300).await;
+    while mqtt.breaker().state() == BreakerState::Closed {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(mqtt.check().await.is_err());
+    server.start();
+    // What the broker remembers of the reader's session is its own affair.
+    let reader = Reader::new(&url, "back", &[]);
+    until(&store, "all are delivered", |counts| counts.done == 300).await;
+    assert_eq!(mqtt.breaker().state(), BreakerState::Closed);
+    assert!(rows(&store).await.iter().all(|row| row.state.attempts == 0), "an attempt was used up");
+    drop(reader);
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_lost_acknowledgement_is_an_outage_and_repeats_are_told_by_the_event_id() {
+    let reader = Reader::new(&url(), "lost/x", &[]);
+    let proxy = Proxy::start(url().trim_start_matches("mqtt://").parse().unwrap()).await.unwrap();
+    let mqtt = connect(&format!("mqtt://{}", proxy.addr())).await;
+    proxy.lose_reply_to(b"lost/x", 1);
+    assert_eq!(kinds(&mqtt.publish(messages("lost/x", "m", 1)).await), [OUTAGE]);
+    assert_eq!(kinds(&mqtt.publish(messages("lost/x", "m", 1)).await), [None]);
+    let read = reader.read(2);
+    assert!(read.iter().all(|message| message["properties"]["user-properties"]["event-id"] == "m-0"), "{read:?}");
+}
+
+#[tokio::test]
+async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
+    let proxy = Proxy::start(url().trim_start_matches("mqtt://").parse().unwrap()).await.unwrap();
+    let options = MqttOptions::new(format!("mqtt://{}", proxy.addr())).ack_timeout(Duration::from_millis(300));
+    let mqtt = Mqtt::connect(options).await.unwrap();
+    assert_eq!(kinds(&mqtt.publish(messages("cable", "m", 5)).await), [None; 5]);
+    proxy.black_hole(true);
+    let begun = Instant::now();
+    assert_eq!(kinds(&mqtt.publish(messages("cable", "m", 200)).await), [OUTAGE; 200]);
+    assert!(begun.elapsed() < Duration::from_secs(3), "waited for each: {:?}", begun.elapsed());
+    proxy.black_hole(false);
+    assert_eq!(kinds(&mqtt.publish(messages("cable", "m", 200)).await), [None; 200]);
+}

@@ -1,0 +1,306 @@
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use posthaste_core::{Event, MemoryStore, Outbox, RetryPolicy};
+use posthaste_publishers::nats::{Nats, NatsOptions};
+use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
+use posthaste_torture::proxy::Proxy;
+use serde_json::Value;
+
+use crate::started::{Started, kinds, message, messages, rows, run, until, variable, write};
+
+const OUTAGE: Option<PublishErrorKind> = Some(PublishErrorKind::Outage);
+const RETRYABLE: Option<PublishErrorKind> = Some(PublishErrorKind::Retryable);
+const PERMANENT: Option<PublishErrorKind> = Some(PublishErrorKind::Permanent);
+
+fn url() -> String {
+    variable("POSTHASTE_TEST_NATS_URL", "nats")
+}
+
+fn client(url: &str, command: &str, argument: &str) -> String {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/jetstream.py");
+    run(variable("POSTHASTE_TEST_NATS_PYTHON", "nats"), [script, url, command, argument])
+}
+
+/// Makes a stream for `NAME.>`, with more of its configuration as JSON.
+fn add_stream(url: &str, name: &str, more: &str) {
+    client(url, "add", &format!(r#"{{"name": "{name}", "subjects": ["{name}.>"]{more}}}"#));
+}
+
+fn read(url: &str, stream: &str) -> Vec<Value> {
+    client(url, "read", stream).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn bodies(read: &[Value]) -> Vec<&str> {
+    read.iter().map(|message| message["body"].as_str().unwrap()).collect()
+}
+
+fn numbers(range: std::ops::Range<usize>) -> Vec<String> {
+    range.map(|n| n.to_string()).collect()
+}
+
+async fn connect(url: &str) -> Nats {
+    Nats::connect(NatsOptions::new(url)).await.unwrap()
+}
+
+#[tokio::test]
+async fn events_arrive_with_headers_and_ids_in_their_order() {
+    add_stream(&url(), "arrive", "");
+    let store = MemoryStore::new();
+    let nats = connect(&url()).await;
+    let listener = nats.subject("arrive.{aggregate_type}.{event_type}");
+    let outbox = Outbox::builder(store.clone()).listen("Order", "*", listener).start().await.unwrap();
+    let event = |n: usize| {
+        let event = Event::builder("Placed").id(format!("id-{n}")).aggregate("Order", 42).tenant_id("acme");
+        event.header("région", "x").header("trace", "äöü €").json_text(format!("{{\"n\":{n}}}"))
+    };
+    let plain =
+        |n: usize| Event::builder("Placed").id(format!("id-{n}")).aggregate("Order", 42).header("trace", "äöü €");
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write(event(0)).await.unwrap();
+    tx.write_all((1..2000).map(|n| plain(n).tenant_id("acme").json_text(format!("{{\"n\":{n}}}")))).await.unwrap();
+    tx.commit().await.unwrap();
+    until(&store, "all are delivered", |counts| counts.done == 2000).await;
+
+    let messages = read(&url(), "arrive");
+    assert_eq!(messages.len(), 2000);
+    // A name that NATS cannot carry is written in another way.
+    let zero = messages.iter().find(|message| message["headers"]["Nats-Msg-Id"] == "id-0").unwrap();
+    assert_eq!(zero["headers"]["r%C3%A9gion"], "x", "{zero}");
+    let first = messages.iter().find(|message| message["headers"]["Nats-Msg-Id"] == "id-1").unwrap();
+    assert_eq!(first["subject"], "arrive.Order.Placed");
+    for (name, value) in [
+        ("Nats-Msg-Id", "id-1"),
+        ("event-id", "id-1"),
+        ("event-type", "Placed"),
+        ("aggregate-type", "Order"),
+        ("aggregate-id", "42"),
+        ("tenant-id", "acme"),
+        ("trace", "%C3%A4%C3%B6%C3%BC%20%E2%82%AC"),
+        ("content-type", "application/json"),
+    ] {
+        assert_eq!(first["headers"][name], value, "{first}");
+    }
+    let bodies: HashSet<_> = bodies(&messages).into_iter().map(str::to_owned).collect();
+    assert_eq!(bodies, (0..2000).map(|n| format!("{{\"n\":{n}}}")).collect());
+    outbox.shutdown().await;
+    nats.close().await;
+    let after = nats.publish(vec![message("arrive.x", "late", "")]).await;
+    assert_eq!(kinds(&after), [OUTAGE]);
+}
+
+#[tokio::test]
+async fn a_batch_is_stored_in_its_order_also_when_fewer_may_be_in_flight() {
+    for (stream, in_flight) in [("order", 4096), ("order-few", 7)] {
+        add_stream(&url(), stream, "");
+        let nats = Nats::connect(NatsOptions::new(url()).max_in_flight(in_flight)).await.unwrap();
+        let to = |n: usize| format!("{stream}.{}", n % 3);
+        let batch = (0..500).map(|n| message(&to(n), &format!("m-{n}"), n.to_string())).collect();
+        assert_eq!(kinds(&nats.publish(batch).await), [None; 500]);
+        assert_eq!(bodies(&read(&url(), stream)), numbers(0..500));
+    }
+}
+
+#[tokio::test]
+async fn several_batches_at_once_get_along_with_few_places() {
+    add_stream(&url(), "places", "");
+    let nats = Nats::connect(NatsOptions::new(url()).max_in_flight(10)).await.unwrap();
+    let batches = (0..8).map(|batch| {
+        let nats = nats.clone();
+        tokio::spawn(async move { nats.publish(messages("places.x", &format!("b{batch}"), 100)).await })
+    });
+    for batch in batches.collect::<Vec<_>>() {
+        assert_eq!(kinds(&batch.await.unwrap()), [None; 100]);
+    }
+    assert_eq!(read(&url(), "places").len(), 800);
+}
+
+#[tokio::test]
+async fn a_repeat_is_acknowledged_and_stored_once() {
+    add_stream(&url(), "repeat", "");
+    let nats = connect(&url()).await;
+    for _ in 0..2 {
+        assert_eq!(kinds(&nats.publish(messages("repeat.x", "m", 10)).await), [None; 10]);
+    }
+    assert_eq!(bodies(&read(&url(), "repeat")), numbers(0..10));
+}
+
+#[tokio::test]
+async fn a_subject_without_a_stream_is_an_error_that_says_so_and_spares_the_others() {
+    add_stream(&url(), "known", "");
+    let nats = connect(&url()).await;
+    let batch = vec![message("known.a", "1", ""), message("unknown.b", "2", ""), message("known.c", "3", "")];
+    let results = nats.publish(batch).await;
+    assert_eq!(kinds(&results), [None, RETRYABLE, None]);
+    let error = results[1].as_ref().unwrap_err().to_string();
+    assert!(error.contains("no stream of JetStream listens to the subject \"unknown.b\""), "{error}");
+    assert_eq!(read(&url(), "known").len(), 2);
+}
+
+#[tokio::test]
+async fn another_stream_than_expected_refuses() {
+    add_stream(&url(), "wanted", "");
+    add_stream(&url(), "other", "");
+    let nats = Nats::connect(NatsOptions::new(url()).expected_stream("wanted")).await.unwrap();
+    let results = nats.publish(vec![message("wanted.a", "1", "yes"), message("other.a", "2", "no")]).await;
+    assert_eq!(kinds(&results), [None, RETRYABLE]);
+    assert!(results[1].as_ref().unwrap_err().to_string().contains("expected stream does not match"), "{results:?}");
+    assert_eq!((bodies(&read(&url(), "wanted")), read(&url(), "other").len()), (vec!["yes"], 0));
+
+    let error = Nats::connect(NatsOptions::new(url()).expected_stream("nowhere")).await.unwrap_err();
+    assert!(error.to_string().contains("no stream \"nowhere\""), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_too_large_or_cannot_be_carried_is_permanent_and_spares_the_others() {
+    add_stream(&url(), "large", r#", "max_msg_size": 2000"#);
+    let nats = connect(&url()).await;
+    let mut broken = message("large.x", "5", "");
+    broken.headers.push(("x".into(), "two\nlines".into()));
+    let batch = vec![
+        message("large.x", "1", "small"),
+        message("large.x", "2", vec![b'x'; 3000]),
+        message("large.x", "3", vec![b'x'; 2 << 20]),
+        message("large.*", "4", ""),
+        broken,
+        message("large.x", "6", "also small"),
+    ];
+    let results = nats.publish(batch).await;
+    assert_eq!(kinds(&results), [None, PERMANENT, PERMANENT, PERMANENT, PERMANENT, None]);
+    let said = |n: usize| results[n].as_ref().unwrap_err().to_string();
+    assert!(said(1).contains("message size exceeds maximum allowed"), "{}", said(1));
+    assert!(said(2).contains("max_payload"), "{}", said(2));
+    assert!(said(3).contains("\"large.*\" is no subject"), "{}", said(3));
+    assert!(said(4).contains("\"x\" has a line break"), "{}", said(4));
+    assert_eq!(bodies(&read(&url(), "large")), ["small", "also small"]);
+}
+
+#[tokio::test]
+async fn a_full_stream_is_retryable() {
+    add_stream(&url(), "full", r#", "max_msgs": 3, "discard": "new""#);
+    let results = connect(&url()).await.publish(messages("full.x", "m", 5)).await;
+    assert_eq!(kinds(&results), [None, None, None, RETRYABLE, RETRYABLE]);
+    assert!(results[4].as_ref().unwrap_err().to_string().contains("maximum messages exceeded"), "{results:?}");
+    assert_eq!(bodies(&read(&url(), "full")), numbers(0..3));
+}
+
+#[tokio::test]
+async fn a_stream_that_does_not_acknowledge_is_no_outage_and_nothing_is_done() {
+    add_stream(&url(), "mute", r#", "no_ack": true"#);
+    add_stream(&url(), "speaking", "");
+    let nats = Nats::connect(NatsOptions::new(url()).ack_timeout(Duration::from_millis(300))).await.unwrap();
+    let mut batch = messages("mute.x", "m", 50);
+    batch.push(message("speaking.x", "s", ""));
+    let begun = Instant::now();
+    let results = nats.publish(batch).await;
+    assert!(begun.elapsed() < Duration::from_secs(3), "waited for each: {:?}", begun.elapsed());
+    let mut wanted = vec![RETRYABLE; 50];
+    wanted.push(None);
+    assert_eq!(kinds(&results), wanted);
+    assert!(results[0].as_ref().unwrap_err().to_string().contains("does it acknowledge?"), "{results:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_or_has_no_jetstream_is_said_at_the_start() {
+    let error = Nats::connect(NatsOptions::new("nats://127.0.0.1:1")).await.unwrap_err();
+    assert_eq!(error.kind(), PublishErrorKind::Outage);
+    assert!(error.to_string().contains("cannot connect to nats://127.0.0.1:1"), "{error}");
+    let lazy = Nats::connect(NatsOptions::new("nats://127.0.0.1:1").lazy(true)).await.unwrap();
+    assert_eq!(kinds(&lazy.publish(messages("x", "m", 2)).await), [OUTAGE, OUTAGE]);
+
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let options =
+        NatsOptions::new(silent.local_addr().unwrap().to_string()).connect_timeout(Duration::from_millis(200));
+    let error = Nats::connect(options).await.unwrap_err();
+    assert!(error.to_string().contains("timed out") || error.to_string().contains("no answer"), "{error}");
+
+    let accounts = "accounts { A { users: [ { user: a, password: a } ] } }\n";
+    let (_server, url) = Started::with_files("nats", &["-c", "{dir}/conf"], &[("conf", accounts)]);
+    let error = Nats::connect(NatsOptions::new(url).user_and_password("a", "a")).await.unwrap_err();
+    assert!(error.to_string().contains("JetStream"), "{error}");
+}
+
+#[tokio::test]
+async fn a_stranger_is_refused_and_a_subject_that_is_not_permitted_is_retryable() {
+    let users = r#"authorization { users: [
+        { user: all, password: secret }
+        { user: some, password: secret, permissions: { publish: ["permit.ok", "permit.too"], subscribe: ["_INBOX.>"] } }
+    ] }"#;
+    let (server, url) = Started::with_files("nats", &["-c", "{dir}/conf"], &[("conf", users)]);
+    let as_all = url.replace("://", "://all:secret@");
+    add_stream(&as_all, "permit", "");
+    for options in [NatsOptions::new(&url), NatsOptions::new(&url).user_and_password("all", "wrong")] {
+        let error = Nats::connect(options).await.unwrap_err();
+        assert_eq!(error.kind(), PublishErrorKind::Outage);
+        assert!(error.to_string().contains("authorization violation"), "{error}");
+        assert!(!format!("{error:?}").contains("wrong"), "{error:?}");
+    }
+
+    // This user may not ask JetStream whether it is there, either.
+    let nats = Nats::connect(NatsOptions::new(&url).user_and_password("some", "secret")).await.unwrap();
+    let begun = Instant::now();
+    let batch = ["permit.ok", "permit.not", "permit.too", "permit.not", "permit.never"];
+    let batch = batch.iter().enumerate().map(|(n, to)| message(to, &n.to_string(), n.to_string())).collect();
+    let results = nats.publish(batch).await;
+    assert!(begun.elapsed() < Duration::from_secs(4), "the answer was not waited for");
+    assert_eq!(kinds(&results), [None, RETRYABLE, None, RETRYABLE, RETRYABLE]);
+    assert!(results[1].as_ref().unwrap_err().to_string().contains("not permitted to publish to \"permit.not\""));
+    assert_eq!(bodies(&read(&as_all, "permit")), ["0", "2"]);
+    drop(server);
+}
+
+#[tokio::test]
+async fn a_server_that_goes_and_comes_back_gets_everything_and_no_attempt_is_used_up() {
+    let (server, url) = Started::new("nats", &[]);
+    add_stream(&url, "back", "");
+    let store = MemoryStore::new();
+    let nats = connect(&url).await;
+    let listener = nats.subject("back.{event_type}").retry(RetryPolicy::fixed([]));
+    let outbox = Outbox::builder(store.clone()).listen("Test", "*", listener).start().await.unwrap();
+    write(&outbox, 0..100).await;
+    until(&store, "the first are delivered", |counts| counts.done == 100).await;
+
+    server.stop();
+    write(&outbox, 100..300).await;
+    while nats.breaker().state() == BreakerState::Closed {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(nats.check().await.is_err());
+    server.start();
+    until(&store, "all are delivered", |counts| counts.done == 300).await;
+    assert_eq!(nats.breaker().state(), BreakerState::Closed);
+    assert!(rows(&store).await.iter().all(|row| row.state.attempts == 0), "an attempt was used up");
+    let messages = read(&url, "back");
+    assert_eq!(messages.len(), 300);
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_lost_acknowledgement_is_an_outage_and_the_repeat_is_stored_once() {
+    add_stream(&url(), "lost", "");
+    let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
+    let nats = connect(&format!("nats://{}", proxy.addr())).await;
+    proxy.lose_reply_to(b"PUB lost.x", 1);
+    let begun = Instant::now();
+    let results = nats.publish(messages("lost.x", "m", 20)).await;
+    assert_eq!(kinds(&results), [OUTAGE; 20]);
+    assert!(begun.elapsed() < Duration::from_secs(4), "a lost connection is known before the time is over");
+    assert!(!read(&url(), "lost").is_empty(), "it was stored");
+    assert_eq!(kinds(&nats.publish(messages("lost.x", "m", 20)).await), [None; 20]);
+    assert_eq!(bodies(&read(&url(), "lost")), numbers(0..20));
+}
+
+#[tokio::test]
+async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
+    add_stream(&url(), "cable", "");
+    let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
+    let options = NatsOptions::new(format!("nats://{}", proxy.addr())).ack_timeout(Duration::from_millis(300));
+    let nats = Nats::connect(options).await.unwrap();
+    assert_eq!(kinds(&nats.publish(messages("cable.x", "m", 5)).await), [None; 5]);
+    proxy.black_hole(true);
+    assert_eq!(kinds(&nats.publish(messages("cable.x", "m", 10)).await), [OUTAGE; 10]);
+    proxy.black_hole(false);
+    assert_eq!(kinds(&nats.publish(messages("cable.x", "m", 10)).await), [None; 10]);
+    assert_eq!(bodies(&read(&url(), "cable")), numbers(0..10));
+}

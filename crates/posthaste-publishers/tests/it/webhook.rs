@@ -1,0 +1,219 @@
+//! Webhooks, received by Python's own server.
+
+mod endpoint;
+mod receiver;
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use posthaste_core::{Event, EventId, MemoryStore, Outbox, RetryPolicy};
+use posthaste_publishers::PublishErrorKind::{self, Permanent, Retryable};
+use posthaste_publishers::webhook::{Webhook, WebhookOptions};
+use posthaste_publishers::{Message, PublishError, Publisher};
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::Value;
+
+use receiver::{Receiver, SECRET, all_done, body, message, write};
+
+const NEXT_SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+
+/// Options for a receiver on this machine.
+fn local() -> WebhookOptions {
+    WebhookOptions::new(SECRET).allow_http(true).allow_private_addresses(true)
+}
+
+fn kind(result: &Result<(), PublishError>) -> Option<PublishErrorKind> {
+    result.as_ref().err().map(PublishError::kind)
+}
+
+fn headers(request: &Value) -> HeaderMap {
+    let header = |(name, value): (&String, &Value)| {
+        let value = HeaderValue::from_bytes(value.as_str().unwrap().as_bytes()).unwrap();
+        (name.parse::<HeaderName>().unwrap(), value)
+    };
+    request["headers"].as_object().unwrap().iter().map(header).collect()
+}
+
+#[tokio::test]
+async fn a_request_is_complete_and_signed_with_every_secret() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local().secret(NEXT_SECRET)).unwrap();
+    let outbox = Outbox::builder(MemoryStore::new())
+        .listen("Order", "*", webhook.url(&receiver.url("/status/200/{event_type}/{aggregate_id}")))
+        .start()
+        .await
+        .unwrap();
+    let event = Event::builder("OrderPlaced").aggregate("Order", 42).header("region", "ü").header("host", "elsewhere");
+    let ids = write(&outbox, [event.json_text("{ \"a\": 1}").build().unwrap()]).await;
+    all_done(&outbox, 1).await;
+    outbox.shutdown().await;
+
+    let request = receiver.got(1).await.remove(0);
+    assert_eq!(request["path"], "/status/200/OrderPlaced/42");
+    assert_eq!(body(&request), b"{ \"a\": 1}");
+    let headers = headers(&request);
+    for secret in [SECRET, NEXT_SECRET] {
+        standardwebhooks::Webhook::new(secret).unwrap().verify(&body(&request), &headers).unwrap();
+    }
+    let stranger = standardwebhooks::Webhook::new("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA").unwrap();
+    assert!(stranger.verify(&body(&request), &headers).is_err());
+    let said = &request["headers"];
+    assert_eq!(said["webhook-id"], ids[0].as_str());
+    assert_eq!(said["content-type"], "application/json");
+    assert_eq!((&said["event-type"], &said["aggregate-id"]), (&"OrderPlaced".into(), &"42".into()));
+    assert_eq!(said["host"], format!("127.0.0.1:{}", receiver.port));
+    assert_eq!(said["region"], "%C3%BC");
+    assert!(said["user-agent"].as_str().unwrap().starts_with("posthaste/"));
+}
+
+#[tokio::test]
+async fn bytes_are_signed_as_they_are_and_nothing_is_signed_without_a_secret() {
+    let receiver = Receiver::start();
+    let bytes = Message { body: Bytes::from_static(&[0, 159, 146, 150, 255]), ..message(receiver.url("/status/204")) };
+    let webhook = Webhook::new(local()).unwrap();
+    assert!(webhook.publish(vec![bytes.clone()]).await[0].is_ok());
+    let unsigned = Webhook::new(WebhookOptions::unsigned().allow_http(true).allow_private_addresses(true)).unwrap();
+    assert!(unsigned.publish(vec![bytes]).await[0].is_ok());
+    let requests = receiver.got(2).await;
+    assert_eq!(body(&requests[0]), [0, 159, 146, 150, 255]);
+    assert_eq!((&requests[0]["genuine"], &requests[1]["genuine"]), (&true.into(), &false.into()));
+    assert!(requests[1]["headers"].get("webhook-signature").is_none());
+}
+
+#[tokio::test]
+async fn an_attempt_has_its_own_time_and_an_event_its_own_id() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let retry = RetryPolicy::fixed([Duration::from_millis(1100)]);
+    let outbox = Outbox::builder(MemoryStore::new())
+        .listen("Order", "*", webhook.url(&receiver.url("/then/500,204")).retry(retry))
+        .start()
+        .await
+        .unwrap();
+    write(&outbox, [Event::builder("E").aggregate("Order", 1).json_text("{}").build().unwrap()]).await;
+    all_done(&outbox, 1).await;
+    outbox.shutdown().await;
+    let requests = receiver.got(2).await;
+    let said = |name: &str| requests.iter().map(|request| request["headers"][name].clone()).collect::<Vec<_>>();
+    let (ids, times, signatures) = (said("webhook-id"), said("webhook-timestamp"), said("webhook-signature"));
+    assert_eq!(ids[0], ids[1]);
+    assert_ne!(times[0], times[1]);
+    assert_ne!(signatures[0], signatures[1]);
+    assert!(requests.iter().all(|request| request["genuine"] == true));
+}
+
+#[tokio::test]
+async fn only_2xx_is_success() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let expected = [
+        (200, None),
+        (201, None),
+        (202, None),
+        (204, None),
+        (301, Some(Retryable)),
+        (302, Some(Retryable)),
+        (308, Some(Retryable)),
+        (400, Some(Permanent)),
+        (401, Some(Permanent)),
+        (404, Some(Permanent)),
+        (408, Some(Retryable)),
+        (413, Some(Permanent)),
+        (422, Some(Permanent)),
+        (425, Some(Retryable)),
+        (429, Some(Retryable)),
+        (500, Some(Retryable)),
+        (502, Some(Retryable)),
+        (503, Some(Retryable)),
+        (504, Some(Retryable)),
+    ];
+    let elsewhere = receiver.url("/status/200/elsewhere");
+    let url = |code| message(receiver.url(&format!("/status/{code}?location={elsewhere}")));
+    let results = webhook.publish(expected.iter().map(|(code, _)| url(code)).collect()).await;
+    for ((code, wanted), result) in expected.iter().zip(&results) {
+        assert_eq!(kind(result), *wanted, "{code}: {result:?}");
+        if let Err(error) = result {
+            assert!(error.to_string().contains(&format!("answered {code}")), "{error}");
+            assert!(error.to_string().ends_with(&format!(": this is {code}")), "{error}");
+        }
+    }
+    let asked: HashSet<_> =
+        receiver.got(expected.len()).await.into_iter().map(|request| request["path"].to_string()).collect();
+    assert!(!asked.iter().any(|path| path.contains("elsewhere")), "a redirect was followed");
+}
+
+#[tokio::test]
+async fn a_pause_that_is_asked_for_is_granted() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let date = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(100)).strftime("%a, %d %b %Y %H:%M:%S GMT");
+    let date = date.to_string().replace(' ', "%20");
+    let results = webhook
+        .publish(vec![
+            message(receiver.url("/status/429?retry_after=120")),
+            message(receiver.url(&format!("/status/503?retry_after={date}"))),
+            message(receiver.url("/status/503")),
+        ])
+        .await;
+    let pauses: Vec<_> = results.iter().map(|result| result.as_ref().unwrap_err().pause()).collect();
+    assert_eq!((pauses[0], pauses[2]), (Some(Duration::from_secs(120)), None));
+    let until_date = pauses[1].unwrap();
+    assert!(until_date > Duration::from_secs(80) && until_date <= Duration::from_secs(100), "{until_date:?}");
+}
+
+#[tokio::test]
+async fn who_is_too_slow_or_says_too_much_is_not_waited_for() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local().time_limit(Duration::from_millis(700))).unwrap();
+    let begun = Instant::now();
+    let results = webhook
+        .publish(vec![
+            message(receiver.url("/slow/5")),
+            message(receiver.url("/drop")),
+            message(receiver.url("/big")),
+            message(receiver.url("/slow/0")),
+        ])
+        .await;
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert_eq!(results.iter().map(kind).collect::<Vec<_>>(), [Some(Retryable), Some(Retryable), Some(Retryable), None]);
+    let said = results[2].as_ref().unwrap_err().to_string();
+    assert!(said.contains("500") && said.contains("no no no") && said.len() < 400, "{said}");
+    receiver.got(4).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_a_request_is_dead() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let ok = receiver.url("/status/204");
+    let header = |name: &'static str, value: &str| vec![(name.into(), value.to_owned())];
+    let strict = Webhook::new(WebhookOptions::new(SECRET).allow_private_addresses(true)).unwrap();
+    assert_eq!(kind(&strict.publish(vec![message(&ok)]).await[0]), Some(Permanent));
+    let results = webhook
+        .publish(vec![
+            message("not a url"),
+            message("ftp://example.com/"),
+            Message { headers: header("two words", "x"), ..message(&ok) },
+            Message { headers: header("lines", "x\r\nhost: other"), ..message(&ok) },
+            Message { id: EventId::new("order.1").unwrap(), ..message(&ok) },
+            Message { headers: header("Content-Length", "0"), ..message(&ok) },
+        ])
+        .await;
+    assert!(results[..5].iter().all(|result| kind(result) == Some(Permanent)), "{results:?}");
+    assert!(results[5].is_ok());
+    assert_eq!(body(&receiver.got(1).await[0]), b"hello");
+}
+
+#[test]
+fn options_are_read_from_a_file_and_checked() {
+    let text = format!("secrets = ['{SECRET}', '{NEXT_SECRET}']\ntime_limit = '3s'\nconcurrency = 2");
+    let options: WebhookOptions = toml::from_str(&text).unwrap();
+    let shown = format!("{options:?}");
+    assert!(shown.contains("3s") && !shown.contains("MfKQ9"), "{shown}");
+    assert!(toml::from_str::<WebhookOptions>("secrets = []\nsecert = 1").unwrap_err().to_string().contains("secert"));
+    let short = Webhook::new(WebhookOptions::new("whsec_c2hvcnQ=")).unwrap_err();
+    assert!(short.to_string().contains("has 5 bytes"), "{short}");
+    let missing = Webhook::new(WebhookOptions::new(SECRET).ca_file("/nowhere/ca.pem")).unwrap_err();
+    assert!(missing.to_string().contains("/nowhere/ca.pem"), "{missing}");
+}

@@ -1,0 +1,175 @@
+//! Endpoints that are away, gone, busy, or where nothing may be sent.
+
+use std::net::TcpListener;
+use std::process::Command;
+use std::time::Duration;
+
+use posthaste_core::{Event, MemoryStore, Outbox};
+use posthaste_publishers::PublishErrorKind::{Deferred, Outage, Retryable};
+use posthaste_publishers::webhook::{Webhook, WebhookOptions};
+use posthaste_publishers::{BreakerState, Message, Publisher};
+
+use super::receiver::{Receiver, SECRET, all_done, message, until, write};
+use super::{kind, local};
+
+fn event(to: impl Into<String>) -> Event {
+    Event::builder("E").aggregate("Order", 1).header("to", to).json_text("{}").build().unwrap()
+}
+
+/// A port that nobody listens on.
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_away_is_waited_for() {
+    let port = free_port();
+    let webhook = Webhook::new(local()).unwrap();
+    let destination = webhook.url(&format!("http://127.0.0.1:{port}/status/204"));
+    let breaker = destination.breaker().clone();
+    let outbox = Outbox::builder(MemoryStore::new()).listen("Order", "*", destination).start().await.unwrap();
+    let written = write(&outbox, (0..30).map(|_| event("x"))).await;
+    until("the breaker opens", || breaker.state() == BreakerState::Open).await;
+    assert!(webhook.check().await.unwrap_err().to_string().contains(&format!("127.0.0.1:{port} is away")));
+    let receiver = Receiver::start_on(port);
+    all_done(&outbox, 30).await;
+    receiver.got(30).await;
+    for id in &written {
+        assert_eq!(outbox.admin().find(id).await.unwrap().unwrap().state.attempts, 0);
+    }
+    assert_eq!(breaker.state(), BreakerState::Closed);
+    webhook.check().await.unwrap();
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn one_that_is_away_does_not_keep_events_from_others() {
+    let (receiver, port) = (Receiver::start(), free_port());
+    let webhook = Webhook::new(local()).unwrap();
+    let outbox =
+        Outbox::builder(MemoryStore::new()).listen("Order", "*", webhook.url("{headers.to}")).start().await.unwrap();
+    let away = format!("http://127.0.0.1:{port}/status/204");
+    let written = write(
+        &outbox,
+        (0..40).map(|place| match place % 2 {
+            0 => event(&away),
+            _ => event(receiver.url("/status/204")),
+        }),
+    );
+    let written = written.await;
+    all_done(&outbox, 20).await;
+    receiver.got(20).await;
+    let states: Vec<_> = webhook.breakers().iter().map(|breaker| breaker.state() == BreakerState::Closed).collect();
+    assert_eq!(states.iter().filter(|closed| **closed).count(), 1, "{:?}", webhook.breakers());
+    let back = Receiver::start_on(port);
+    all_done(&outbox, 40).await;
+    back.got(20).await;
+    for id in &written {
+        assert_eq!(outbox.admin().find(id).await.unwrap().unwrap().state.attempts, 0);
+    }
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn one_that_is_gone_gets_nothing_until_it_is_enabled() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local().gone_pause(Duration::from_millis(200))).unwrap();
+    let url = receiver.url("/then/410,204");
+    let outbox = Outbox::builder(MemoryStore::new()).listen("Order", "*", webhook.url(&url)).start().await.unwrap();
+    let first = write(&outbox, [event("x")]).await;
+    until("it is disabled", || webhook.disabled() == [url.clone()]).await;
+    let more = write(&outbox, (0..5).map(|_| event("x"))).await;
+    assert!(webhook.check().await.unwrap_err().to_string().contains("410"));
+    let waiting = webhook.publish(vec![message(&url), message(receiver.url("/status/204"))]).await;
+    assert_eq!((kind(&waiting[0]), kind(&waiting[1])), (Some(Deferred), None));
+    receiver.got(2).await;
+    assert_eq!(outbox.admin().counts().await.unwrap().done, 0);
+
+    assert!(webhook.enable(&url) && !webhook.enable(&url));
+    all_done(&outbox, 6).await;
+    receiver.got(8).await;
+    for id in first.iter().chain(&more) {
+        assert_eq!(outbox.admin().find(id).await.unwrap().unwrap().state.attempts, 0);
+    }
+    webhook.check().await.unwrap();
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn nothing_is_sent_into_the_own_network() {
+    let receiver = Receiver::start();
+    let port = receiver.port;
+    let careful = Webhook::new(WebhookOptions::new(SECRET).allow_http(true)).unwrap();
+    for host in ["127.0.0.1", "localhost", "LOCALHOST", "127.1", "2130706433", "[::ffff:127.0.0.1]", "[::1]", "0.0.0.0"]
+    {
+        let result = careful.publish(vec![message(format!("http://{host}:{port}/status/204"))]).await.remove(0);
+        let error = result.expect_err(host);
+        assert_eq!(error.kind(), Retryable, "{host}: {error}");
+        assert!(error.to_string().contains("not public"), "{host}: {error}");
+    }
+    assert!(receiver.requests().is_empty());
+    let allowed = Webhook::new(local()).unwrap();
+    for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"] {
+        assert!(allowed.publish(vec![message(format!("http://{host}:{port}/status/204"))]).await[0].is_ok(), "{host}");
+    }
+    receiver.got(3).await;
+}
+
+#[tokio::test]
+async fn an_endpoint_gets_so_many_at_once_and_a_key_one_after_the_other() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local().concurrency(3)).unwrap();
+    let free = (0..12).map(|_| message(receiver.url("/slow/0.05"))).collect();
+    let again = (0..12).map(|_| message(receiver.url("/slow/0.05"))).collect();
+    let (one, other) = tokio::join!(webhook.publish(free), webhook.publish(again));
+    assert!(one.iter().chain(&other).all(Result::is_ok));
+    let most = receiver.got(24).await.iter().map(|request| request["active"].as_u64().unwrap()).max();
+    assert_eq!(most, Some(3));
+
+    let receiver = Receiver::start();
+    let keyed: Vec<_> = (0..12)
+        .map(|place| Message { key: Some("one".into()), ..message(receiver.url(&format!("/slow/0.01/{place}"))) })
+        .collect();
+    assert!(webhook.publish(keyed).await.iter().all(Result::is_ok));
+    for (place, request) in receiver.got(12).await.iter().enumerate() {
+        assert_eq!(request["path"], format!("/slow/0.01/{place}"));
+        assert_eq!(request["active"], 1);
+    }
+}
+
+#[tokio::test]
+async fn closing_waits_for_requests_on_their_way() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let slow = vec![message(receiver.url("/slow/0.3"))];
+    let (results, ()) = tokio::join!(webhook.publish(slow.clone()), async {
+        receiver.got(1).await;
+        webhook.close().await;
+    });
+    assert!(results[0].is_ok());
+    assert_eq!(kind(&webhook.publish(slow).await[0]), Some(Outage));
+}
+
+#[tokio::test]
+async fn tls_is_spoken_with_who_can_prove_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (certificate, key) = (directory.path().join("certificate.pem"), directory.path().join("key.pem"));
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"])
+        .args(["-subj", "/CN=receiver", "-addext", "subjectAltName=IP:127.0.0.1"])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+        .args(["-keyout".as_ref(), key.as_os_str(), "-out".as_ref(), certificate.as_os_str()])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let receiver = Receiver::start_tls(&certificate, &key);
+    let options = WebhookOptions::new(SECRET).allow_private_addresses(true);
+    let refused =
+        Webhook::new(options.clone()).unwrap().publish(vec![message(receiver.url("/status/204"))]).await.remove(0);
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.kind(), Deferred);
+    assert!(refused.to_string().contains("certificate"), "{refused}");
+    let webhook = Webhook::new(options.ca_file(&certificate)).unwrap();
+    assert!(webhook.publish(vec![message(receiver.url("/status/204"))]).await[0].is_ok());
+    receiver.got(1).await;
+}
