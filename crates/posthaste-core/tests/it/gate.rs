@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_core::listener::{AnyListener, Gate, Outcome, Room, batch};
+use posthaste_core::outbox::StartError;
 use posthaste_core::testing::{Call, Faulty};
-use posthaste_core::{Delivery, Event, MemoryStore, Outbox, StartError};
+use posthaste_core::{Delivery, Event, MemoryStore, Outbox};
 
 /// A gate that a test opens and shuts.
 #[derive(Clone)]
