@@ -4,6 +4,9 @@
 //! eval "$(scripts/brokers/kafka start "$(mktemp -d)")"
 //! cargo run --release -p posthaste-publishers --features kafka --example kafka_rate -- [MESSAGES] [ROUNDS]
 //! ```
+//!
+//! That broker writes each request to SQLite, and is then all that is measured. For the cost of the publisher itself start it by
+//! hand with `--storage-engine memory://tansu/`.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
