@@ -163,15 +163,17 @@ async fn a_stranger_is_refused_and_a_topic_that_is_not_permitted_is_retryable() 
     }
     let reader = Reader::new(&url, "permit/#", &["-u", "all", "-P", "secret"]);
     let mqtt = Mqtt::connect(MqttOptions::new(&url).user_and_password("some", "secret")).await.unwrap();
-    let batch = vec![message("permit/a", "1", "1"), message("other/b", "2", "2"), message("permit/a", "3", "3")];
-    let results = mqtt.publish(batch).await;
-    assert_eq!(kinds(&results[..2]), [None, RETRYABLE], "{results:?}");
-    assert!(results[1].as_ref().unwrap_err().to_string().contains("NotAuthorized"), "{results:?}");
-    // This broker ends the connection behind a refusal.
-    if results[2].is_err() {
-        assert_eq!(kinds(&results[2..]), [OUTAGE]);
-        assert_eq!(kinds(&mqtt.publish(vec![message("permit/a", "3", "3")]).await), [None]);
+    assert_eq!(kinds(&mqtt.publish(vec![message("permit/a", "1", "1")]).await), [None]);
+    // This broker ends the connection behind a refusal, and what is under way then can take the refusal with it: it is alone.
+    let results = mqtt.publish(vec![message("other/b", "2", "2")]).await;
+    assert_eq!(kinds(&results), [RETRYABLE], "{results:?}");
+    assert!(results[0].as_ref().unwrap_err().to_string().contains("NotAuthorized"), "{results:?}");
+    let mut results = mqtt.publish(vec![message("permit/a", "3", "3")]).await;
+    if results[0].is_err() {
+        assert_eq!(kinds(&results), [OUTAGE]);
+        results = mqtt.publish(vec![message("permit/a", "3", "3")]).await;
     }
+    assert_eq!(kinds(&results), [None], "{results:?}");
     assert_eq!(bodies(&reader.read(2)), [1, 3]);
 }
 
