@@ -24,7 +24,8 @@ struct Reader {
 impl Reader {
     fn new(url: &str, filter: &str, more: &[&str]) -> Self {
         let port = url.rsplit_once(':').unwrap().1;
-        let id = format!("reader-{}", filter.replace(['/', '#'], "-"));
+        // A session of an earlier run may have messages left.
+        let id = format!("reader-{}-{}", std::process::id(), filter.replace(['/', '#'], "-"));
         let arguments =
             ["-h", "127.0.0.1", "-p", port, "-V", "5", "-i", &id, "-c", "-x", "600", "-q", "1", "-t", filter];
         let reader = Self { arguments: arguments.iter().chain(more).map(|&argument| argument.to_owned()).collect() };
@@ -108,8 +109,9 @@ async fn a_batch_arrives_in_its_order_with_either_quality_of_service() {
 #[tokio::test]
 async fn a_retained_message_is_there_for_who_comes_later() {
     let mqtt = Mqtt::connect(MqttOptions::new(url()).retain(true)).await.unwrap();
-    assert_eq!(kinds(&mqtt.publish(messages("retained", "m", 3)).await), [None; 3]);
-    let late = Reader { arguments: Reader::new(&url(), "other", &["-t", "retained"]).arguments };
+    let topic = format!("retained/{}", std::process::id());
+    assert_eq!(kinds(&mqtt.publish(messages(&topic, "m", 3)).await), [None; 3]);
+    let late = Reader { arguments: Reader::new(&url(), "other", &["-t", &topic]).arguments };
     assert_eq!(bodies(&late.read(1)), [2]);
 }
 
