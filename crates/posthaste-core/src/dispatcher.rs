@@ -19,7 +19,7 @@ use crate::inflight::{InFlight, Token};
 use crate::instrument::Instrument;
 use crate::interceptor::{AnyInterceptor, Interceptor};
 use crate::keeper::Keeper;
-use crate::listener::{Delivery, Path, Room, call};
+use crate::listener::{Delivery, Gates, Path, Room, call};
 use crate::metrics::{self, Metrics, NoMetrics};
 use crate::options::{self, Options};
 use crate::poller::{ClaimHandler, Handled};
@@ -61,7 +61,7 @@ pub(crate) use hot::{HotPath, Overflow};
 /// # }
 /// ```
 pub struct Dispatcher {
-    registry: Arc<Registry>,
+    gates: Gates,
     queues: Arc<Queues<Work>>,
     in_flight: Arc<InFlight>,
     hot: Arc<HotPath>,
@@ -147,7 +147,7 @@ impl fmt::Debug for Dispatcher {
 
 impl ClaimHandler for Dispatcher {
     fn capacity(&self) -> usize {
-        let most = match self.registry.room() {
+        let most = match self.gates.room() {
             Room::Open => usize::MAX,
             Room::Few(few) => few,
             _ => 0,
@@ -157,7 +157,7 @@ impl ClaimHandler for Dispatcher {
 
     fn room_for(&self, wanted: usize) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            while let Room::ShutFor(pause) = self.registry.room() {
+            while let Room::ShutFor(pause) = self.gates.room() {
                 tokio::time::sleep(pause.max(Duration::from_millis(1))).await;
             }
             self.queues.cold_room_for(wanted).await;
@@ -288,13 +288,13 @@ impl DispatcherBuilder {
             closing: closing.clone(),
         };
         // One batch being written, one being gathered, and a place for every event that is with a listener.
-        let registry = Arc::new(self.registry);
-        let with_listeners = options.workers * registry.largest_batch();
+        let gates = self.registry.gates();
+        let with_listeners = options.workers * self.registry.largest_batch();
         let (outcomes, to_settle) = mpsc::channel(options.settle_batch * 2 + with_listeners);
         let worker = worker::Worker {
             queues: Arc::clone(&queues),
             in_flight: Arc::clone(&in_flight),
-            registry: Arc::clone(&registry),
+            registry: Arc::new(self.registry),
             interceptors: self.interceptors.into(),
             instruments: self.instruments.into(),
             retry: options.retry_policy(),
@@ -318,6 +318,6 @@ impl DispatcherBuilder {
             let keeper = Arc::clone(&keeper);
             async move { keeper.run(stop).await }
         });
-        Ok(Arc::new(Dispatcher { registry, queues, in_flight, hot, metrics, poller: self.poller, keeper, tasks }))
+        Ok(Arc::new(Dispatcher { gates, queues, in_flight, hot, metrics, poller: self.poller, keeper, tasks }))
     }
 }

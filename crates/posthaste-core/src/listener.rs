@@ -48,6 +48,7 @@ pub use delivery::{Delivery, Path};
 pub use erased::AnyListener;
 pub(crate) use erased::{Verdicts, wrong_number_of_verdicts};
 pub use fan_out::FanOut;
+pub(crate) use gate::Gates;
 pub use gate::{Gate, Room};
 pub use limited::{AtOnce, Limited, Rate};
 pub(crate) use outcome::chain;

@@ -5,7 +5,7 @@ use std::future::Future;
 use foldhash::HashMap;
 
 use crate::event::{AggregateType, Event, EventType, GLOBAL, TypedEvent};
-use crate::listener::{self, AnyListener, Delivery, Handle, HandleFn, IntoVerdict, Room, typed};
+use crate::listener::{self, AnyListener, Delivery, Gates, Handle, HandleFn, IntoVerdict, typed};
 
 /// Stands for every aggregate type or every event type in a registration.
 pub const ANY: &str = "*";
@@ -224,11 +224,8 @@ impl Registry {
         listeners.map(AnyListener::max_batch).max().unwrap_or(1)
     }
 
-    /// How much would pass the gates of all listeners.
-    pub(crate) fn room(&self) -> Room {
-        let listeners = self.routes.values().flat_map(HashMap::values);
-        // One without a gate is enough, and usual.
-        listeners.map(AnyListener::room).reduce(Room::or).unwrap_or(Room::Open)
+    pub(crate) fn gates(&self) -> Gates {
+        Gates::new(self.routes.values().flat_map(HashMap::values).map(AnyListener::gate))
     }
 
     /// Whether no listener is registered.

@@ -29,8 +29,10 @@
 //! | not authorised for the topic; a quota is exceeded; nobody has subscribed, if somebody has to; any other failure | retryable |
 //! | a topic, a property or a body that MQTT or the broker cannot carry | permanent |
 //!
-//! Brokers may end the connection when they refuse something, as Mosquitto 2.0.11 does: what was behind it is an outage then.
-//! With quality of service 2 it does so before its refusal is known, and a topic that is not permitted is an outage: take 1 there.
+//! Brokers may end the connection when they refuse something, as Mosquitto 2.0.11 does for a topic that is not permitted. What
+//! was behind it is an outage then, and with it the refused message itself, if the refusal was lost with the connection: that is
+//! a matter of chance with quality of service 1, and seems to be so always with 2. Until the topic is permitted, such a message
+//! can come again and again without using up an attempt.
 
 use std::fmt;
 use std::sync::Arc;

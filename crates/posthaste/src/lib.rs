@@ -168,6 +168,13 @@
 //! | `metrics` | `metrics::FacadeMetrics`, which reports to the facade of that name | |
 //! | `opentelemetry` | `opentelemetry::TraceContext`, with which a trace goes on from the request to the delivery | |
 //! | `sea-orm` | `sea_orm`, which writes in transactions of SeaORM 2, on the databases whose features are on | |
+//! | `publishers` | `publishers`: destinations beyond the process, of which lines of JSON need nothing else | |
+//! | `kafka`, `kafka-tls` | Kafka, and with TLS and SCRAM | |
+//! | `nats` | NATS JetStream | |
+//! | `rabbitmq`, `rabbitmq-tls` | RabbitMQ, and over TLS | |
+//! | `redis`, `redis-tls` | Redis Streams, and over TLS | |
+//! | `mqtt` | MQTT 5 | |
+//! | `webhook` | signed requests over HTTP | |
 //! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
 //!
 //! [`MemoryStore`], for tests, is always there. What needs a feature says so in its first lines.
@@ -192,6 +199,8 @@ pub use posthaste_core::{
 pub use posthaste_diesel as diesel;
 #[cfg(feature = "opentelemetry")]
 pub use posthaste_opentelemetry as opentelemetry;
+#[cfg(feature = "publishers")]
+pub use posthaste_publishers as publishers;
 #[cfg(feature = "sea-orm")]
 pub use posthaste_sea_orm as sea_orm;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Batch, BatchListener, Delivery, FanOut, Gate, Listener, Room, Verdict, chain};
+use super::{Batch, BatchListener, Delivery, FanOut, Gate, Listener, Verdict, chain};
 use crate::retry::RetryPolicy;
 
 /// A verdict for each event. One alone, the usual number, needs no memory of its own.
@@ -79,9 +79,8 @@ impl AnyListener {
         self.mistake.as_deref()
     }
 
-    /// How much would pass its gate now.
-    pub(crate) fn room(&self) -> Room {
-        self.gate.as_ref().map_or(Room::Open, |gate| gate.room())
+    pub(crate) fn gate(&self) -> Option<Arc<dyn Gate>> {
+        self.gate.clone()
     }
 
     /// The most events to hand over at once.

@@ -1,5 +1,6 @@
 //! What keeps events from a listener for a while.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Says whether a listener can be reached at all, before events are claimed for it.
@@ -26,12 +27,29 @@ pub enum Room {
 
 impl Room {
     /// Of two ways, the one that lets more through, or sooner.
-    pub(crate) fn or(self, other: Self) -> Self {
+    fn or(self, other: Self) -> Self {
         match (self, other) {
             (Self::Open, _) | (_, Self::Open) => Self::Open,
             (Self::Few(one), Self::Few(other)) => Self::Few(one.max(other)),
             (Self::Few(few), _) | (_, Self::Few(few)) => Self::Few(few),
             (Self::ShutFor(one), Self::ShutFor(other)) => Self::ShutFor(one.min(other)),
         }
+    }
+}
+
+/// The gates of all listeners, without the listeners, which a shutdown lets go.
+pub(crate) struct Gates(Option<Vec<Arc<dyn Gate>>>);
+
+impl Gates {
+    /// One listener without a gate is enough, and usual: then none of the others is asked.
+    pub(crate) fn new(gates: impl Iterator<Item = Option<Arc<dyn Gate>>>) -> Self {
+        let all: Option<Vec<_>> = gates.collect();
+        Self(all.filter(|all| !all.is_empty()))
+    }
+
+    /// How much would pass them.
+    pub(crate) fn room(&self) -> Room {
+        let gates = self.0.iter().flatten();
+        gates.map(|gate| gate.room()).reduce(Room::or).unwrap_or(Room::Open)
     }
 }

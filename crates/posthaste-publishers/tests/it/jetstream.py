@@ -1,6 +1,6 @@
 """Makes streams and reads them, with a client that is not ours.
 
-jetstream.py URL add CONFIG        makes a stream
+jetstream.py URL add CONFIG        makes a stream anew
 jetstream.py URL read STREAM       prints its messages as JSON, one in a line
 """
 
@@ -10,21 +10,20 @@ import json
 import sys
 
 import nats
-import nats.js.errors
 from nats.js.api import StreamConfig
+from nats.js.errors import NotFoundError
 
 
 async def main(url, command, argument):
     client = await nats.connect(url, connect_timeout=5, allow_reconnect=False)
     stream = client.jetstream()
     if command == "add":
-        config = StreamConfig.from_response(json.loads(argument))
+        # One of an earlier run, if there is one.
         try:
-            # Of an earlier run on the same server.
-            await stream.delete_stream(config.name)
-        except nats.js.errors.NotFoundError:
+            await stream.delete_stream(json.loads(argument)["name"])
+        except NotFoundError:
             pass
-        await stream.add_stream(config)
+        await stream.add_stream(StreamConfig.from_response(json.loads(argument)))
     elif command == "read":
         state = (await stream.stream_info(argument)).state
         for number in range(state.first_seq, state.last_seq + 1) if state.messages else []:

@@ -24,7 +24,8 @@ struct Reader {
 impl Reader {
     fn new(url: &str, filter: &str, more: &[&str]) -> Self {
         let port = url.rsplit_once(':').unwrap().1;
-        let id = format!("reader-{}", filter.replace(['/', '#'], "-"));
+        // A session of an earlier run may have messages left.
+        let id = format!("reader-{}-{}", std::process::id(), filter.replace(['/', '#'], "-"));
         let arguments =
             ["-h", "127.0.0.1", "-p", port, "-V", "5", "-i", &id, "-c", "-x", "600", "-q", "1", "-t", filter];
         let reader = Self { arguments: arguments.iter().chain(more).map(|&argument| argument.to_owned()).collect() };
@@ -108,8 +109,9 @@ async fn a_batch_arrives_in_its_order_with_either_quality_of_service() {
 #[tokio::test]
 async fn a_retained_message_is_there_for_who_comes_later() {
     let mqtt = Mqtt::connect(MqttOptions::new(url()).retain(true)).await.unwrap();
-    assert_eq!(kinds(&mqtt.publish(messages("retained", "m", 3)).await), [None; 3]);
-    let late = Reader { arguments: Reader::new(&url(), "other", &["-t", "retained"]).arguments };
+    let topic = format!("retained/{}", std::process::id());
+    assert_eq!(kinds(&mqtt.publish(messages(&topic, "m", 3)).await), [None; 3]);
+    let late = Reader { arguments: Reader::new(&url(), "other", &["-t", &topic]).arguments };
     assert_eq!(bodies(&late.read(1)), [2]);
 }
 
@@ -163,15 +165,17 @@ async fn a_stranger_is_refused_and_a_topic_that_is_not_permitted_is_retryable() 
     }
     let reader = Reader::new(&url, "permit/#", &["-u", "all", "-P", "secret"]);
     let mqtt = Mqtt::connect(MqttOptions::new(&url).user_and_password("some", "secret")).await.unwrap();
-    let batch = vec![message("permit/a", "1", "1"), message("other/b", "2", "2"), message("permit/a", "3", "3")];
-    let results = mqtt.publish(batch).await;
-    assert_eq!(kinds(&results[..2]), [None, RETRYABLE], "{results:?}");
-    assert!(results[1].as_ref().unwrap_err().to_string().contains("NotAuthorized"), "{results:?}");
-    // This broker ends the connection behind a refusal.
-    if results[2].is_err() {
-        assert_eq!(kinds(&results[2..]), [OUTAGE]);
-        assert_eq!(kinds(&mqtt.publish(vec![message("permit/a", "3", "3")]).await), [None]);
+    assert_eq!(kinds(&mqtt.publish(vec![message("permit/a", "1", "1")]).await), [None]);
+    // This broker ends the connection behind a refusal, and what is under way then can take the refusal with it: it is alone.
+    let results = mqtt.publish(vec![message("other/b", "2", "2")]).await;
+    assert_eq!(kinds(&results), [RETRYABLE], "{results:?}");
+    assert!(results[0].as_ref().unwrap_err().to_string().contains("NotAuthorized"), "{results:?}");
+    let mut results = mqtt.publish(vec![message("permit/a", "3", "3")]).await;
+    if results[0].is_err() {
+        assert_eq!(kinds(&results), [OUTAGE]);
+        results = mqtt.publish(vec![message("permit/a", "3", "3")]).await;
     }
+    assert_eq!(kinds(&results), [None], "{results:?}");
     assert_eq!(bodies(&reader.read(2)), [1, 3]);
 }
 

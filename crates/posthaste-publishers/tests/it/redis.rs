@@ -20,6 +20,12 @@ fn cli(url: &str, arguments: &[&str]) -> String {
     run("redis-cli", ["-u", url, "--no-auth-warning"].iter().chain(arguments)).trim_end().to_owned()
 }
 
+/// The shared server, without what an earlier run left in these keys.
+fn without(keys: &[&str]) -> String {
+    cli(&url(), &[&["DEL"], keys].concat());
+    url()
+}
+
 /// The fields of the entries of a stream.
 fn read(url: &str, stream: &str) -> Vec<BTreeMap<String, String>> {
     let entries: Vec<(String, Vec<String>)> =
@@ -47,7 +53,7 @@ fn socket(url: &str) -> std::net::SocketAddr {
 #[tokio::test]
 async fn events_arrive_as_fields() {
     let store = MemoryStore::new();
-    let redis = connect(&url()).await;
+    let redis = connect(&without(&["arrive:Order:Placed"])).await;
     let listener = redis.stream("arrive:{aggregate_type}:{event_type}");
     let outbox = Outbox::builder(store.clone()).listen("Order", "*", listener).start().await.unwrap();
     let event = |n: usize| {
@@ -85,7 +91,7 @@ async fn events_arrive_as_fields() {
 
 #[tokio::test]
 async fn a_batch_is_added_in_its_order_in_one_request_or_several() {
-    let redis = connect(&url()).await;
+    let redis = connect(&without(&["order:small", "order:large"])).await;
     assert_eq!(kinds(&redis.publish(messages("order:small", "m", 500)).await), [None; 500]);
     assert_eq!(bodies(&read(&url(), "order:small")), numbers(0..500));
 
@@ -97,7 +103,7 @@ async fn a_batch_is_added_in_its_order_in_one_request_or_several() {
 
 #[tokio::test]
 async fn a_stream_is_trimmed_if_that_is_asked_for() {
-    let redis = Redis::connect(RedisOptions::new(url()).max_len(200)).await.unwrap();
+    let redis = Redis::connect(RedisOptions::new(without(&["trimmed"])).max_len(200)).await.unwrap();
     for batch in 0..4 {
         assert_eq!(kinds(&redis.publish(messages("trimmed", &format!("b{batch}"), 500)).await), [None; 500]);
     }
@@ -107,7 +113,7 @@ async fn a_stream_is_trimmed_if_that_is_asked_for() {
 
 #[tokio::test]
 async fn no_stream_is_made_if_that_is_asked_for() {
-    let redis = Redis::connect(RedisOptions::new(url()).create_streams(false)).await.unwrap();
+    let redis = Redis::connect(RedisOptions::new(without(&["made:there"])).create_streams(false)).await.unwrap();
     cli(&url(), &["XADD", "made:there", "*", "payload", "first"]);
     let batch = vec![message("made:there", "1", "a"), message("made:not", "2", "b"), message("made:there", "3", "c")];
     let results = redis.publish(batch).await;
@@ -119,7 +125,8 @@ async fn no_stream_is_made_if_that_is_asked_for() {
 
 #[tokio::test]
 async fn a_key_of_another_type_and_a_body_too_large_are_permanent_and_spare_the_others() {
-    let redis = Redis::connect(RedisOptions::new(url()).max_payload(1000)).await.unwrap();
+    let redis =
+        Redis::connect(RedisOptions::new(without(&["wrong:ok", "wrong:type"])).max_payload(1000)).await.unwrap();
     cli(&url(), &["SET", "wrong:type", "x"]);
     let batch = vec![
         message("wrong:ok", "1", "a"),
@@ -262,7 +269,7 @@ async fn a_server_that_goes_and_comes_back_gets_everything_and_no_attempt_is_use
 
 #[tokio::test]
 async fn a_lost_acknowledgement_is_an_outage_and_repeats_are_told_by_the_event_id() {
-    let proxy = Proxy::start(socket(&url())).await.unwrap();
+    let proxy = Proxy::start(socket(&without(&["lost"]))).await.unwrap();
     let redis = connect(&format!("redis://{}", proxy.addr())).await;
     proxy.lose_reply_to(b"XADD", 1);
     assert_eq!(kinds(&redis.publish(messages("lost", "m", 20)).await), [OUTAGE; 20]);
@@ -277,7 +284,7 @@ async fn a_lost_acknowledgement_is_an_outage_and_repeats_are_told_by_the_event_i
 
 #[tokio::test]
 async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
-    let proxy = Proxy::start(socket(&url())).await.unwrap();
+    let proxy = Proxy::start(socket(&without(&["cable"]))).await.unwrap();
     let options = RedisOptions::new(format!("redis://{}", proxy.addr())).ack_timeout(Duration::from_millis(300));
     let redis = Redis::connect(options).await.unwrap();
     assert_eq!(kinds(&redis.publish(messages("cable", "a", 5)).await), [None; 5]);
@@ -291,6 +298,7 @@ async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
 #[cfg(feature = "redis-tls")]
 #[tokio::test]
 async fn over_tls_a_server_of_a_stranger_is_refused() {
+    without(&["secure"]);
     let secure = variable("POSTHASTE_TEST_REDIS_TLS_URL", "redis");
     let options = RedisOptions::new(&secure);
     let error = Redis::connect(options.clone()).await.unwrap_err();
