@@ -73,7 +73,8 @@ impl InFlight {
 
     /// Like [`acquire`](Self::acquire), for an event that has failed so often.
     pub(crate) fn acquire_failed(&self, id: &EventId, lease: &Lease, leased_at: Instant, failed: u32) -> Option<Token> {
-        self.acquire_all([(id, failed)], lease, leased_at).pop()?
+        let now = Instant::now();
+        self.acquire_one(&mut self.entries(), now, id, lease, leased_at, failed)
     }
 
     /// The same for many events under one lease, each with how often it has failed.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use posthaste::event::{Kind, TypedEvent, Upcasts};
+use posthaste::listener::AnyListener;
 use posthaste::options::Error;
 use posthaste::outbox::StartError;
 use posthaste::{Delivery, MemoryStore, Options, Outbox, OutboxBuilder, Registry, SqliteStore};
@@ -84,6 +85,8 @@ fn registrations(book: &mut Book) {
     add("Registry::on, a typed event that is taken", registry.on::<Placed>(|_, _| async {}).unwrap_err());
     add("Registry::on, types that are made of each other", registry.on::<Here>(|_, _| async {}).unwrap_err());
     add("Registry::register, no aggregate type", registry.register("", "OrderPlaced", nobody).unwrap_err());
+    let mistaken = AnyListener::mistaken(std::io::Error::other("its topic is empty"));
+    add("Registry::register, a listener of wrong settings", registry.register("Order", "*", mistaken).unwrap_err());
     add("Registry::register_global, no event type", registry.register_global("", nobody).unwrap_err());
 }
 
