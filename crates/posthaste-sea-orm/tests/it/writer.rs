@@ -263,6 +263,8 @@ async fn options_of_the_transaction_are_kept<F: Sea>() {
 async fn receipts_that_never_go_hot<F: Sea>() {
     let mut shop = Shop::<F>::open().await;
     let left = event("Left");
+    // The first poll has passed by then, and there is no other before somebody wakes it.
+    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
     let txn = shop.db.begin().await.unwrap();
     let receipt = shop.outbox.write_in(&txn, &left).await.unwrap();
     txn.commit().await.unwrap();
