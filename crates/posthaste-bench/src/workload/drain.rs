@@ -73,20 +73,29 @@ impl Default for Relays {
 }
 
 /// Events per second of the hand-written loop.
-pub(crate) async fn by_hand<S: Subject>(subject: &S, filling: Filling, relays: Relays) -> anyhow::Result<f64> {
+async fn by_hand<S: Subject>(subject: &S, filling: Filling, relays: Relays) -> anyhow::Result<f64> {
     let store = subject.fresh().await?;
     fill::<S>(&store, filling).await?;
+    let rate = drain_filled_by_hand::<S>(&store, filling, relays).await?;
+    S::close(store).await;
+    Ok(rate)
+}
+
+pub(crate) async fn drain_filled_by_hand<S: Subject>(
+    store: &S::Store,
+    filling: Filling,
+    relays: Relays,
+) -> anyhow::Result<f64> {
     let started_at = Instant::now();
-    let loops = (0..relays.count * relays.loops_for_each).map(|_| S::drain_by_hand(&store, relays.deleting));
+    let loops = (0..relays.count * relays.loops_for_each).map(|_| S::drain_by_hand(store, relays.deleting));
     futures_util::future::try_join_all(loops).await?;
     let took = started_at.elapsed();
-    check_drained(&store, filling, relays.deleting).await?;
-    S::close(store).await;
+    check_drained(store, filling, relays.deleting).await?;
     Ok(filling.events as f64 / took.as_secs_f64())
 }
 
 /// Events per second of the outbox, with default settings but for what is given.
-pub(crate) async fn ours<S: Subject>(subject: &S, filling: Filling, relays: Relays) -> anyhow::Result<f64> {
+async fn ours<S: Subject>(subject: &S, filling: Filling, relays: Relays) -> anyhow::Result<f64> {
     let store = subject.fresh().await?;
     fill::<S>(&store, filling).await?;
     let rate = drain_filled(subject, &store, filling, relays).await?;

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use posthaste_core::{Delivery, Outbox};
 use serde::Serialize;
 
-use super::drain::{Relays, by_hand, ours};
+use super::drain::{Relays, drain_filled, drain_filled_by_hand};
 use crate::bench::Bench;
 use crate::measure::{About, Figures};
 use crate::rounds::number;
-use crate::subject::{Filling, Subject, event, payload};
+use crate::subject::{Filling, Subject, event, fill, payload};
 
 /// How much of the ratio at the smallest size must be left at any larger one.
 const GOAL: f64 = 0.9;
@@ -65,6 +65,8 @@ pub(crate) struct Point {
     pub(crate) at: usize,
     pub(crate) ours: f64,
     pub(crate) by_hand: f64,
+    /// Ours to that by hand, as the middle of those that were measured together.
+    pub(crate) ratio: f64,
 }
 
 /// What grows.
@@ -93,7 +95,7 @@ pub(crate) async fn run<S: Subject>(
     reach: Reach,
     parts: &[Part],
 ) -> anyhow::Result<Vec<Growth>> {
-    let events = bench.sizes.events / 2;
+    let events = bench.sizes.events;
     let base = Filling { events, ..Filling::default() };
     let mut grown = Vec::new();
     for part in parts {
@@ -136,25 +138,90 @@ async fn sweep<S: Subject>(
     what: &str,
     sizes: impl Iterator<Item = (usize, Filling, Relays)>,
 ) -> anyhow::Result<Growth> {
-    let mut seen: Vec<_> = sizes.map(|size| (size, Figures::default(), Figures::default())).collect();
-    // Every size in every round: what changes on the machine meanwhile changes for all of them.
-    for _ in 0..bench.rounds.rounds {
-        for ((at, filling, relays), our, their) in &mut seen {
-            let (by_hand, ours) = (by_hand(subject, *filling, *relays).await?, ours(subject, *filling, *relays).await?);
-            tell(subject.name(), what, "events/s", &Point { at: *at, ours, by_hand });
-            their.push(by_hand);
-            our.push(ours);
+    let mut points = Vec::new();
+    for (at, filling, relays) in sizes {
+        let mut table = Table::new(subject, filling, relays);
+        let (mut ours, mut by_hand, mut ratios) = (Figures::default(), Figures::default(), Figures::default());
+        for round in 0..bench.rounds.rounds * turns(filling.events) {
+            // One right after the other: what changes on the machine meanwhile changes for both.
+            let (our, their) = if round % 2 == 0 {
+                let their = table.drain(Drainer::ByHand).await?;
+                (table.drain(Drainer::Outbox).await?, their)
+            } else {
+                (table.drain(Drainer::Outbox).await?, table.drain(Drainer::ByHand).await?)
+            };
+            tell(subject.name(), what, "events/s", &Point { at, ours: our, by_hand: their, ratio: our / their });
+            ours.push(our);
+            by_hand.push(their);
+            ratios.push(our / their);
         }
+        table.close().await;
+        let middle = |figures: Figures| figures.median().unwrap_or(f64::NAN);
+        points.push(Point { at, ours: middle(ours), by_hand: middle(by_hand), ratio: middle(ratios) });
     }
-    let middle = |figures: &Figures| figures.median().unwrap_or_default();
-    let points: Vec<_> = seen
-        .iter()
-        .map(|((at, ..), our, their)| Point { at: *at, ours: middle(our), by_hand: middle(their) })
-        .collect();
     let growth =
         Growth { database: subject.name().to_owned(), what: what.to_owned(), unit: "events/s".to_owned(), points };
-    judge(bench, &growth, |point| point.ours / point.by_hand);
+    judge(bench, &growth);
     Ok(growth)
+}
+
+/// How often a round drains so many events: what takes milliseconds says little by itself.
+fn turns(events: usize) -> usize {
+    (20_000 / events.max(1)).clamp(1, 8)
+}
+
+/// Who drains.
+#[derive(Clone, Copy, Debug)]
+enum Drainer {
+    ByHand,
+    Outbox,
+}
+
+/// A table of one size, drained again and again.
+struct Table<'s, S: Subject> {
+    subject: &'s S,
+    filling: Filling,
+    relays: Relays,
+    /// The table of the last drain, if what that left there hardly counts beside what was done before.
+    kept: Option<(S::Store, usize)>,
+}
+
+impl<'s, S: Subject> Table<'s, S> {
+    fn new(subject: &'s S, filling: Filling, relays: Relays) -> Self {
+        Self { subject, filling, relays, kept: None }
+    }
+
+    async fn drain(&mut self, drainer: Drainer) -> anyhow::Result<f64> {
+        let (store, done) = match self.kept.take() {
+            Some((store, done)) => {
+                fill::<S>(&store, Filling { done: 0, ..self.filling }).await?;
+                (store, done)
+            }
+            None => {
+                let store = self.subject.fresh().await?;
+                fill::<S>(&store, self.filling).await?;
+                (store, self.filling.done)
+            }
+        };
+        let filling = Filling { done, ..self.filling };
+        let rate = match drainer {
+            Drainer::ByHand => drain_filled_by_hand::<S>(&store, filling, self.relays).await?,
+            Drainer::Outbox => drain_filled(self.subject, &store, filling, self.relays).await?,
+        };
+        let done = done + filling.events;
+        if done + filling.events <= self.filling.done + self.filling.done / 5 {
+            self.kept = Some((store, done));
+        } else {
+            S::close(store).await;
+        }
+        Ok(rate)
+    }
+
+    async fn close(self) {
+        if let Some((store, _)) = self.kept {
+            S::close(store).await;
+        }
+    }
 }
 
 /// How long events take from their commit to their listener as time goes by, written at a steady rate.
@@ -172,7 +239,7 @@ async fn age<S: Subject>(
         .iter()
         .zip(&their)
         .enumerate()
-        .map(|(index, (ours, by_hand))| Point { at: (index + 1) * part, ours: *ours, by_hand: *by_hand })
+        .map(|(index, (&ours, &by_hand))| Point { at: (index + 1) * part, ours, by_hand, ratio: by_hand / ours })
         .collect();
     points.iter().for_each(|point| tell(subject.name(), what, "µs p50", point));
     let growth =
@@ -182,13 +249,13 @@ async fn age<S: Subject>(
 }
 
 fn tell(database: &str, what: &str, unit: &str, point: &Point) {
-    let Point { at, ours, by_hand } = point;
+    let Point { at, ours, by_hand, .. } = point;
     println!("growth {database}, {at} {what}: by hand {}, outbox {} {unit}", number(*by_hand), number(*ours));
 }
 
 /// Adds how much of the first ratio is left at the size where least is.
-fn judge(bench: &mut Bench, growth: &Growth, ratio: impl Fn(&Point) -> f64) {
-    let ratios: Vec<f64> = growth.points.iter().map(ratio).collect();
+fn judge(bench: &mut Bench, growth: &Growth) {
+    let ratios: Vec<f64> = growth.points.iter().map(|point| point.ratio).collect();
     let first = ratios.first().copied().unwrap_or(f64::NAN);
     let worst = ratios.iter().copied().min_by(f64::total_cmp).unwrap_or(f64::NAN);
     let workload = format!("growth, {}", growth.what);
