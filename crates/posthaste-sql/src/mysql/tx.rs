@@ -205,8 +205,8 @@ impl WriteStore for MySqlStore {
     }
 
     /// The servers replace a savepoint by one of the same name.
-    async fn end_abandoned(&self, connection: &mut MySqlConnection, depth: usize) -> Result<(), Error> {
-        savepoint::expect_abandoned(self.depth(connection), depth)
+    async fn end_abandoned(&self, connection: &mut MySqlConnection, depth: usize) -> Result<(), CommitError> {
+        savepoint::expect_abandoned(self.depth(connection), depth).map_err(CommitError::NotCommitted)
     }
 }
 
