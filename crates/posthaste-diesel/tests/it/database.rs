@@ -25,7 +25,7 @@ pub(crate) trait Database: Tables<Store: DieselStore> {
     }
 
     /// How many events are leased to nobody, as a connection sees it.
-    async fn unleased(conn: &mut Self::Conn) -> i64;
+    fn unleased(conn: &mut Self::Conn) -> impl Future<Output = i64> + Send;
 
     /// A table with a reference that is checked at the commit.
     const ORDERS: &str = "CREATE TABLE customers (id INTEGER PRIMARY KEY); \

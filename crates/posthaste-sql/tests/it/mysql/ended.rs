@@ -3,8 +3,8 @@
 use posthaste_core::store::{AdminStore, CommitError, Error, WriteStore};
 use posthaste_core::{EventId, Outbox};
 use posthaste_sql::MySqlStore;
-use sqlx::Executor;
 use sqlx::mysql::MySqlConnection;
+use sqlx::{Connection, Executor};
 
 use super::{Database, execute, pool};
 use crate::support::{claim, event, ids, unleased, write};
@@ -185,7 +185,7 @@ async fn the_connection_of_a_commit_goes_back() {
         tx.execute("DO 1").await.unwrap();
         tx.commit().await.unwrap();
         let mut connection = store.pool().acquire().await.unwrap();
-        assert!(!sqlx::Connection::is_in_transaction(&mut *connection));
+        assert!(!connection.is_in_transaction());
         // Refused in a transaction.
         connection.execute("SET TRANSACTION READ WRITE").await.unwrap();
         drop(connection);
