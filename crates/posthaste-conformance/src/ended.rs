@@ -16,9 +16,8 @@ type Connection<F> = <<F as Fixture>::Store as WriteStore>::Connection;
 /// A table for [`lose`].
 async fn with_rows<F: Served>(fixture: &F) {
     fixture.execute("CREATE TABLE contended (id INTEGER NOT NULL PRIMARY KEY, n INTEGER NOT NULL)").await;
-    for id in 1..=9 {
-        fixture.execute(&format!("INSERT INTO contended VALUES ({id}, 0)")).await;
-    }
+    let rows: Vec<_> = (1..=50).map(|id| format!("({id}, 0)")).collect();
+    fixture.execute(&format!("INSERT INTO contended VALUES {}", rows.join(", "))).await;
 }
 
 /// Has the transaction on a connection lose a deadlock.

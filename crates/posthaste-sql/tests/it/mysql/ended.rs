@@ -11,15 +11,16 @@ use crate::support::{claim, event, ids, unleased, write};
 
 const ENDED: &str = "the transaction has ended: the server has rolled it back";
 
-/// A migrated store, and a table of two rows to fight for.
+/// A migrated store, and a table of rows to fight for.
 async fn contended(database: &Database) -> MySqlStore {
     let store = database.store().await;
     execute(&store, "CREATE TABLE contended (id INT PRIMARY KEY, n INT)").await;
-    execute(&store, "INSERT INTO contended VALUES (1, 0), (2, 0), (3, 0), (4, 0)").await;
+    let rows: Vec<_> = (1..=50).map(|id| format!("({id}, 0)")).collect();
+    execute(&store, &format!("INSERT INTO contended VALUES {}", rows.join(", "))).await;
     store
 }
 
-/// Has the transaction on a connection lose a deadlock to one that changes more rows.
+/// Has the transaction on a connection lose a deadlock to one that changes many more rows.
 async fn lose(store: &MySqlStore, connection: &mut MySqlConnection) {
     connection.execute("UPDATE contended SET n = n + 1 WHERE id = 1").await.unwrap();
     let mut other = store.pool().begin().await.unwrap();
@@ -95,6 +96,7 @@ async fn a_transaction_that_began_by_itself_is_not_taken_for_it() {
         assert!(matches!(error, CommitError::NotCommitted(_)), "{before}, {after}: {error:?}");
     }
     assert_eq!(ids(&claim(&store, 10).await.1), ["1"]);
+    without.close().await;
 }
 
 /// A statement that changes a table commits what was there, and what comes next would be on its own.
