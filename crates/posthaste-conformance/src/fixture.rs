@@ -103,6 +103,15 @@ pub trait Tables: Fixture {
     /// Carries out SQL as it is.
     fn execute(&self, sql: &str) -> impl Future<Output = ()> + Send;
 
+    /// Carries out a statement of the user's on a connection.
+    ///
+    /// # Errors
+    /// What the database says.
+    fn say(
+        connection: &mut <Self::Store as WriteStore>::Connection,
+        sql: &str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
     /// Prepares a statement of another program, with `?` for each value, and carries it out. How many rows it changed.
     fn change(&self, sql: &str, values: &[Value]) -> impl Future<Output = u64> + Send;
 
@@ -112,6 +121,9 @@ pub trait Tables: Fixture {
 
 /// A store on a server, which has a clock of its own.
 pub trait Served: Tables {
+    /// Has a transaction that has changed more rows than another one win a deadlock with it.
+    const WIN: &'static str;
+
     /// Where the database of this fixture is.
     fn url(&self) -> String;
 }

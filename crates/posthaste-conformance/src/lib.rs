@@ -29,6 +29,8 @@ pub mod ambient;
 #[doc(hidden)]
 pub mod cancel;
 #[doc(hidden)]
+pub mod ended;
+#[doc(hidden)]
 pub mod hook;
 #[doc(hidden)]
 pub mod savepoint;
@@ -306,6 +308,9 @@ macro_rules! table_tests {
                 case_39_dry_run,
                 case_39_outbox_without_a_table,
             }
+            ended {
+                case_18_committed_by_a_statement,
+            }
             savepoint {
                 case_79_cut_off_by_others,
             }
@@ -329,6 +334,11 @@ macro_rules! table_tests {
 macro_rules! server_tests {
     ($fixture:ty) => {
         $crate::tests! { #[tokio::test] $fixture;
+            ended {
+                case_10_lost_deadlock,
+                case_10_lost_deadlock_in_a_savepoint,
+                case_10_lost_deadlock_of_somebody_else,
+            }
             clock {
                 case_77_an_hour_ahead,
                 case_77_an_hour_behind,

@@ -228,13 +228,12 @@ impl WriteStore for MemoryStore {
         connection.undo_savepoint();
     }
 
-    async fn end_abandoned(&self, connection: &mut MemoryConnection, depth: usize) -> Result<(), Error> {
+    async fn end_abandoned(&self, connection: &mut MemoryConnection, depth: usize) -> Result<(), CommitError> {
         if self.depth(connection) < depth {
             return Ok(());
         }
-        Err(Error::Refused(
-            "a savepoint inside of one that was dropped was forgotten; begin another transaction".into(),
-        ))
+        let reason = "a savepoint inside of one that was dropped was forgotten; begin another transaction";
+        Err(CommitError::NotCommitted(Error::Refused(reason.into())))
     }
 }
 

@@ -266,13 +266,14 @@ pub trait WriteStore: Send + Sync + 'static {
     /// in it. Default: nothing.
     ///
     /// # Errors
-    /// As those of [`savepoint`](Self::savepoint), and when one is open at that depth or deeper: somebody has set it inside of
-    /// the abandoned one and forgotten it, and it was undone instead.
+    /// Says whether it is certain that nothing of the transaction is committed, for it is dropped then. It is when one is open at
+    /// that depth or deeper: somebody has set it inside of the abandoned one and forgotten it, and it was undone instead. It is
+    /// not when the database knows of no such savepoint: somebody has ended the transaction by a statement of his own.
     fn end_abandoned(
         &self,
         connection: &mut Self::Connection,
         depth: usize,
-    ) -> impl Future<Output = Result<(), Error>> + Send {
+    ) -> impl Future<Output = Result<(), CommitError>> + Send {
         let _ = (connection, depth);
         std::future::ready(Ok(()))
     }

@@ -90,8 +90,8 @@ const COMMIT_POSTGRES: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT AND CHAIN";
 const COMMIT_MYSQL: &str = "COMMIT AND CHAIN";
 
 /// What is said to who goes on in a transaction that is none any more.
-const ROLLED_BACK: &str = "the database has rolled the transaction back, because an inner one was refused or cut off, or a \
-                           statement lost a conflict or had it rolled back; begin another";
+const ENDED: &str = "the database has rolled the transaction back, because an inner one was refused or cut off, or a statement \
+                     lost a conflict or had it rolled back; or else a statement of yours has committed it; begin another";
 
 /// Why a transaction is not open, or cannot be asked.
 pub(crate) struct NotOpen {
@@ -107,7 +107,7 @@ pub(crate) async fn expect_open<S: SeaOrmStore>(
     tx: &DatabaseTransaction,
     mark: Option<Mark>,
 ) -> Result<(), NotOpen> {
-    let ended = || Err(NotOpen { error: Error::Refused(ROLLED_BACK.into()), ended: true });
+    let ended = || Err(NotOpen { error: Error::Refused(ENDED.into()), ended: true });
     let unknown = |error| NotOpen { error: fault::classify(store, &[], error), ended: false };
     match (S::BACKEND, mark) {
         // Refused outside of one, and in one that has failed.
@@ -121,13 +121,10 @@ pub(crate) async fn expect_open<S: SeaOrmStore>(
             Err(error) if fault::code_of(&error).as_deref() == Some(IN_PROGRESS) => Ok(()),
             Err(error) => Err(unknown(error)),
         },
-        (_, Some(mark)) => match mark.is_there(tx).await {
-            Ok(true) => Ok(()),
-            Ok(false) => ended(),
-            Err(error) => Err(unknown(error)),
-        },
+        (_, Some(mark)) if !mark.is_there(tx).await.map_err(unknown)? => ended(),
         (_, None) if count::stands_in(tx).await.map_err(unknown)? => ended(),
-        (_, None) => match tx.execute_unprepared("BEGIN").await {
+        // A statement that commits takes no mark away.
+        _ => match tx.execute_unprepared("BEGIN").await {
             Ok(_) => {
                 tx.execute_unprepared("ROLLBACK").await.map_err(unknown)?;
                 ended()

@@ -87,13 +87,17 @@ fn detail(error: &dyn DatabaseError) -> Option<String> {
     None
 }
 
+/// Statement completion unknown; no active transaction, because somebody has ended it by a statement of his own, either way.
+#[cfg(feature = "postgres")]
+const UNCERTAIN: [&str; 2] = ["40003", "25P01"];
+
 /// What ends the connection may come after the commit, while it waits for a replica; and so may what says of itself that it
 /// does not know.
 #[cfg_attr(not(feature = "postgres"), expect(unused_variables, reason = "there is no such server"))]
 fn is_certain_on_postgres(error: &dyn DatabaseError) -> bool {
     #[cfg(feature = "postgres")]
     if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
-        return matches!(error.severity(), sqlx::postgres::PgSeverity::Error) && error.code() != "40003";
+        return matches!(error.severity(), sqlx::postgres::PgSeverity::Error) && !UNCERTAIN.contains(&error.code());
     }
     false
 }

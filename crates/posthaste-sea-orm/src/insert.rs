@@ -151,13 +151,22 @@ fn value(parameter: Parameter<'_>) -> Result<Value, sea_orm::DbErr> {
     })
 }
 
-/// Whether all these rows are in the table, as the transaction sees it.
-pub(crate) async fn are_there<'r, S: SeaOrmStore>(
+/// Whether all these events are in the table, as the transaction sees it.
+pub(crate) async fn are_there<S: SeaOrmStore>(
     store: &S,
     tx: &DatabaseTransaction,
-    rows: impl Iterator<Item = &'r NewRow>,
+    ids: &[&EventId],
 ) -> Result<bool, Error> {
-    let ids: Vec<_> = rows.map(|row| row.event.id()).collect();
+    Ok(how_many_are_there(store, tx, ids).await? == ids.len())
+}
+
+/// How many of these events are in the table, as the transaction sees it.
+pub(crate) async fn how_many_are_there<S: SeaOrmStore>(
+    store: &S,
+    tx: &DatabaseTransaction,
+    ids: &[&EventId],
+) -> Result<usize, Error> {
+    let mut there = 0;
     for some in ids.chunks(MOST_IDS) {
         let count = look::<S>(&format!("SELECT COUNT(*) AS found FROM {}", quoted(store)), some);
         let counted = tx.query_one_raw(count).await;
@@ -165,9 +174,7 @@ pub(crate) async fn are_there<'r, S: SeaOrmStore>(
             Ok(found) => found,
             Err(error) => return Err(fault::classify(store, &[], error)),
         };
-        if usize::try_from(found) != Ok(some.len()) {
-            return Ok(false);
-        }
+        there += usize::try_from(found).unwrap_or_default();
     }
-    Ok(true)
+    Ok(there)
 }

@@ -8,7 +8,7 @@ use sea_orm::TransactionTrait;
 
 use crate::database::SeaOrmStore;
 use crate::fault;
-use crate::transaction::{Own, Transaction, ended};
+use crate::transaction::{Ended, Own, Transaction, ended};
 
 /// A part of a [`Transaction`] that can be undone alone: its entities and its events, together.
 ///
@@ -63,12 +63,23 @@ impl<S: SeaOrmStore> Transaction<S> {
         // sqlx rolls the whole transaction back when this fails, and further statements would be on their own.
         let set = async move {
             let mut own = own.still_open(outbox.store()).await?;
-            let set = own.connection().begin().await;
-            own.savepoints.push(set.map_err(|error| fault::classify(outbox.store(), &[], error))?);
+            match own.connection().begin().await {
+                Ok(set) => own.savepoints.push(set),
+                Err(error) => {
+                    let error = fault::classify(outbox.store(), &[], error);
+                    return Err((error, own.give_up(outbox.store()).await));
+                }
+            }
             Ok(own)
         };
-        let set: Result<Own, Error> = self.outbox.finish(set).await;
-        self.own = Some(set?);
+        let set: Result<Own, (Error, Ended)> = self.outbox.finish(set).await;
+        match set {
+            Ok(own) => self.set(Ok(own)),
+            Err((error, ended)) => {
+                self.set(Err(ended));
+                return Err(error);
+            }
+        }
         Ok(Savepoint { tx: self, mark, open: true })
     }
 }
@@ -113,8 +124,11 @@ impl<S: SeaOrmStore> Savepoint<'_, S> {
             }
             Ok((own, ended.map_err(|error| fault::classify(outbox.store(), &[], error))))
         };
-        let (own, ended) = self.tx.outbox.finish(end).await?;
-        self.tx.own = Some(own);
+        let (own, ended) = match self.tx.outbox.finish(end).await {
+            Ok((own, ended)) => (Ok(own), ended),
+            Err((error, how)) => (Err(how), Err(error)),
+        };
+        self.tx.set(own);
         ended
     }
 }

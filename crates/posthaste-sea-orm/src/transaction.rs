@@ -7,13 +7,13 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 
-use posthaste_core::store::{CommitError, Error, NewRow};
+use posthaste_core::store::{CommitError, Error};
 use posthaste_core::{EventId, IntoEvent, Outbox, Receipt, WriteError};
 use sea_orm::{DatabaseTransaction, DbBackend, DbErr, RuntimeErr};
 
 use crate::count::Mark;
 use crate::database::{NotOpen, SeaOrmStore, commit, expect_open, roll_back};
-use crate::insert::{Kept, Refused, are_there, insert};
+use crate::insert::{Kept, Refused, are_there, how_many_are_there, insert};
 
 /// A transaction of SeaORM's in which entities and events go together. From
 /// [`begin_on`](crate::OutboxExt::begin_on) and [`transaction_on`](crate::OutboxExt::transaction_on).
@@ -38,6 +38,8 @@ pub struct Transaction<S: SeaOrmStore> {
     pub(crate) outbox: Outbox<S>,
     /// Nothing after the end, which a call that was cut off is, too.
     pub(crate) own: Option<Own>,
+    /// How it had ended, if it had before its time.
+    pub(crate) ended: Ended,
 }
 
 /// What runs on as a task when the caller of a statement is gone. Dropped, it rolls back.
@@ -59,7 +61,7 @@ impl<S: SeaOrmStore> Transaction<S> {
     pub(crate) fn new(outbox: Outbox<S>, tx: DatabaseTransaction, mark: Option<Mark>) -> Self {
         let (failed, open_after) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let own = Own { savepoints: Vec::new(), tx, mark, failed, open_after, written: Written::default() };
-        Self { outbox, own: Some(own) }
+        Self { outbox, own: Some(own), ended: Ended::RolledBack }
     }
 
     /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
@@ -98,8 +100,16 @@ impl<S: SeaOrmStore> Transaction<S> {
         };
         let outbox = self.outbox.clone();
         let (own, written) = self.outbox.finish(async move { own.write(outbox.store(), receipt).await }).await;
-        self.own = own;
+        self.set(own);
         written
+    }
+
+    /// Takes back what a call was given, or takes note of how it had ended.
+    pub(crate) fn set(&mut self, own: Result<Own, Ended>) {
+        match own {
+            Ok(own) => self.own = Some(own),
+            Err(ended) => self.ended = ended,
+        }
     }
 
     /// Commits. Its events are delivered from here on.
@@ -111,7 +121,7 @@ impl<S: SeaOrmStore> Transaction<S> {
     /// # Cancellation
     /// Safe: a commit that was begun goes on to its end, and so does what follows it.
     pub async fn commit(mut self) -> Result<(), CommitError> {
-        let own = self.own.take().ok_or_else(|| CommitError::NotCommitted(ended()))?;
+        let own = self.own.take().ok_or_else(|| self.ended.commit_error(ended()))?;
         let outbox = self.outbox.clone();
         self.outbox.finish(async move { own.commit(outbox.store()).await }).await
     }
@@ -150,14 +160,13 @@ impl Own {
         Question(&self.failed)
     }
 
-    /// The same, unless SQLite has rolled it back. A savepoint would begin another one then, and its end store what is in it.
+    /// The same, unless SQLite has ended it. A savepoint would begin another one then, and its end store what is in it.
     /// Elsewhere the database refuses the savepoint, or what is written in it.
-    pub(crate) async fn still_open<S: SeaOrmStore>(self, store: &S) -> Result<Self, Error> {
+    pub(crate) async fn still_open<S: SeaOrmStore>(self, store: &S) -> Result<Self, (Error, Ended)> {
         if S::BACKEND == DbBackend::Sqlite
             && let Err(NotOpen { error, ended: true }) = expect_open(store, &self.tx, self.mark).await
         {
-            self.give_up(store).await;
-            return Err(error);
+            return Err((error, self.give_up(store).await));
         }
         Ok(self)
     }
@@ -167,27 +176,26 @@ impl Own {
         mut self,
         store: &S,
         receipt: Receipt,
-    ) -> (Option<Self>, Result<Vec<EventId>, WriteError>) {
+    ) -> (Result<Self, Ended>, Result<Vec<EventId>, WriteError>) {
         let Refused { error, partly, ended } = match insert(store, &self.tx, self.mark, receipt.rows_to_insert()).await
         {
             Ok(kept) => {
                 let ids = receipt.ids();
-                self.written.0.push((receipt, kept));
-                return (Some(self), Ok(ids));
+                self.written.receipts.push((receipt, kept));
+                return (Ok(self), Ok(ids));
             }
             Err(refused) => refused,
         };
         let error = WriteError::of_store(receipt.rows_to_insert(), error);
         if partly {
-            self.written.0.push((receipt, Kept::Perhaps));
+            self.written.receipts.push((receipt, Kept::Perhaps));
         } else {
             receipt.never_written();
         }
         if ended {
-            self.give_up(store).await;
-            return (None, Err(error));
+            return (Err(self.give_up(store).await), Err(error));
         }
-        (Some(self), Err(error))
+        (Ok(self), Err(error))
     }
 
     async fn commit<S: SeaOrmStore>(self, store: &S) -> Result<(), CommitError> {
@@ -195,14 +203,21 @@ impl Own {
         if S::BACKEND != DbBackend::Postgres
             && let Err(NotOpen { error, ended }) = expect_open(store, &self.tx, self.mark).await
         {
-            if ended {
-                self.give_up(store).await;
+            let ended = if ended { self.give_up(store).await } else { Ended::RolledBack };
+            return Err(ended.commit_error(error));
+        }
+        // The rollback of a savepoint undoes what SeaORM has begun inside of it, if that is still open, and leaves the rest.
+        let undone: Vec<_> = self.written.undone.iter().collect();
+        let left = how_many_are_there(store, &self.tx, &undone).await;
+        if left.map_err(CommitError::NotCommitted)? > 0 {
+            if let Err(error) = self.rollback(store).await {
+                tracing::debug!(%error, "the rollback was not confirmed");
             }
-            return Err(CommitError::NotCommitted(error));
+            return Err(CommitError::NotCommitted(Error::Refused(NOT_UNDONE.into())));
         }
         let Self { savepoints, tx, mut written, .. } = self;
         // A savepoint of SeaORM's that was undone, or an error after which the database has rolled back by itself.
-        let all = are_there(store, &tx, written.in_doubt()).await.map_err(CommitError::NotCommitted)?;
+        let all = are_there(store, &tx, &written.in_doubt()).await.map_err(CommitError::NotCommitted)?;
         let receipt = written.take_receipt(all);
         let committed = commit(store, tx).await;
         drop(savepoints);
@@ -224,10 +239,33 @@ impl Own {
         rolled_back
     }
 
-    /// Ends what the database has rolled back.
-    async fn give_up<S: SeaOrmStore>(self, store: &S) {
+    /// Ends what the database has ended, and says how it had.
+    pub(crate) async fn give_up<S: SeaOrmStore>(mut self, store: &S) -> Ended {
+        let there = how_many_are_there(store, &self.tx, &self.written.ids()).await;
+        let ended = if matches!(there, Ok(0)) { Ended::RolledBack } else { Ended::PerhapsCommitted };
+        if ended == Ended::PerhapsCommitted {
+            drop(self.written.take_receipt(true));
+        }
         if let Err(error) = self.rollback(store).await {
             tracing::debug!(%error, "there was nothing left to roll back");
+        }
+        ended
+    }
+}
+
+/// How a transaction had ended before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    RolledBack,
+    /// By a statement of somebody's own.
+    PerhapsCommitted,
+}
+
+impl Ended {
+    fn commit_error(self, error: Error) -> CommitError {
+        match self {
+            Self::RolledBack => CommitError::NotCommitted(error),
+            Self::PerhapsCommitted => CommitError::Unknown(error),
         }
     }
 }
@@ -261,26 +299,37 @@ impl<S: SeaOrmStore> Drop for Transaction<S> {
 
 /// The receipts for what was written. Dropped, it was rolled back.
 #[derive(Default)]
-pub(crate) struct Written(Vec<(Receipt, Kept)>);
+pub(crate) struct Written {
+    receipts: Vec<(Receipt, Kept)>,
+    /// What was written in savepoints that were undone.
+    undone: Vec<EventId>,
+}
 
 impl Written {
     /// How many writes there were.
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.receipts.len()
     }
 
     /// What was written after that many was undone.
     pub(crate) fn forget_since(&mut self, writes: usize) {
-        drop(Self(self.0.split_off(writes.min(self.0.len()))));
+        let receipts = self.receipts.split_off(writes.min(self.receipts.len()));
+        let undone = Self { receipts, undone: Vec::new() };
+        self.undone.extend(undone.ids().into_iter().cloned());
     }
 
-    fn in_doubt(&self) -> impl Iterator<Item = &NewRow> {
-        self.0.iter().filter(|(_, kept)| *kept == Kept::Perhaps).flat_map(|(receipt, _)| receipt.rows())
+    fn ids(&self) -> Vec<&EventId> {
+        self.receipts.iter().flat_map(|(receipt, _)| receipt.rows()).map(|row| row.event.id()).collect()
+    }
+
+    fn in_doubt(&self) -> Vec<&EventId> {
+        let in_doubt = self.receipts.iter().filter(|(_, kept)| *kept == Kept::Perhaps);
+        in_doubt.flat_map(|(receipt, _)| receipt.rows()).map(|row| row.event.id()).collect()
     }
 
     /// One receipt for all of it. What was in doubt is left to the poller, unless all of it is there.
     fn take_receipt(&mut self, all_there: bool) -> Option<Receipt> {
-        let receipts = std::mem::take(&mut self.0).into_iter();
+        let receipts = std::mem::take(&mut self.receipts).into_iter();
         let surely = receipts.map(|(receipt, kept)| match kept {
             Kept::Perhaps if !all_there => receipt.nested(),
             _ => receipt,
@@ -315,6 +364,9 @@ impl<S: SeaOrmStore> fmt::Debug for Transaction<S> {
 /// What is said to who goes on with a transaction after that.
 const ENDED: &str = "the transaction has ended, because a call in it was cut off, a savepoint in it failed, or the database \
                      has rolled it back; begin another";
+
+const NOT_UNDONE: &str = "a savepoint was undone while a transaction was open that SeaORM had begun inside of it, so that what was \
+                          written in it was left; all of it is rolled back, so do it again, and end the inner one first";
 
 pub(crate) fn ended() -> Error {
     Error::Refused(ENDED.into())

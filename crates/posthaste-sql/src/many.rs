@@ -18,6 +18,8 @@ const SIZES: usize = MOST.trailing_zeros() as usize + 1;
 /// number of rows, which came twice in a row.
 pub(crate) struct Many {
     before: String,
+    /// What stands in place of the first row, if it is another.
+    first: Option<String>,
     row: &'static str,
     between: &'static str,
     after: String,
@@ -30,7 +32,15 @@ impl Many {
     pub(crate) fn new(statement: &str, row: &'static str, between: &'static str) -> Self {
         let (before, after) = statement.split_once("{rows}").expect("the statement says where its rows are");
         let (before, after) = (before.to_owned(), after.to_owned());
-        Self { before, row, between, after, made: [const { OnceLock::new() }; SIZES], last: Mutex::default() }
+        let made = [const { OnceLock::new() }; SIZES];
+        Self { before, first: None, row, between, after, made, last: Mutex::default() }
+    }
+
+    /// The same statement with another first row.
+    #[cfg(feature = "mysql")]
+    pub(crate) fn beginning_with(mut self, first: String) -> Self {
+        self.first = Some(first);
+        self
     }
 
     /// The largest statement for no more than that many rows, and its number of rows.
@@ -71,7 +81,11 @@ impl Many {
     }
 
     fn make(&self, rows: usize) -> SqlStr {
-        let rows = vec![self.row; rows].join(self.between);
+        let mut rows = vec![self.row; rows];
+        if let Some(first) = &self.first {
+            rows[0] = first;
+        }
+        let rows = rows.join(self.between);
         // Made of statements that are safe already, and of constants.
         let sql: std::sync::Arc<str> = format!("{}{rows}{}", self.before, self.after).into();
         AssertSqlSafe(sql).into_sql_str()
@@ -94,6 +108,15 @@ mod tests {
         assert_eq!(sizes.map(|rows| many().at_most(rows).1), [1, 2, 2, 256, 512, 512]);
         #[cfg(feature = "mysql")]
         assert_eq!(sizes.map(|rows| many().at_least(rows).1), [1, 2, 4, 512, 512, 512]);
+    }
+
+    #[cfg(feature = "mysql")]
+    #[test]
+    fn the_first_row_can_be_another() {
+        let many = many().beginning_with("1 + ?".to_owned());
+        let sql = |rows| many.at_most(rows).0.as_str().to_owned();
+        assert_eq!(sql(1), "DELETE FROM t WHERE seq IN (1 + ?)");
+        assert_eq!(sql(2), "DELETE FROM t WHERE seq IN (1 + ?, ?)");
     }
 
     #[test]

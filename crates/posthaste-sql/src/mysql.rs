@@ -92,6 +92,9 @@ struct Statements {
     insert: Many,
     insert_plain: Many,
     insert_leased: Many,
+    insert_asking: Many,
+    insert_plain_asking: Many,
+    insert_leased_asking: Many,
     taken: Many,
     claim_skipping: SqlStr,
     lease_claimed: Many,
@@ -111,11 +114,15 @@ impl Statements {
     fn new(table: TableName) -> Self {
         let slots = &sql::DIALECT.slots;
         let many = |template, row| Many::new(&sql::DIALECT.fill(template, &table), row, ", ");
+        let asking = |template, row| many(template, row).beginning_with(sql::asking(row));
         let settle_other = sql::DIALECT.fill(slots.settle_other, &table);
         Self {
             insert: many(slots.insert, sql::INSERT_ROW),
             insert_plain: many(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
             insert_leased: many(sql::INSERT_LEASED, sql::INSERT_LEASED_ROW),
+            insert_asking: asking(slots.insert, sql::INSERT_ROW),
+            insert_plain_asking: asking(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
+            insert_leased_asking: asking(sql::INSERT_LEASED, sql::INSERT_LEASED_ROW),
             taken: many(slots.taken, sql::VALUE),
             claim_skipping: sql::DIALECT.statement(&(slots.claim.to_owned() + sql::SKIP_LOCKED), &table),
             lease_claimed: many(sql::LEASE_CLAIMED, sql::VALUE),
@@ -260,7 +267,7 @@ impl MySqlStore {
 
     /// Begins a transaction that locks rows only, and no gaps between them.
     async fn begin_relay(&self) -> Result<Transaction<'static, MySql>, sqlx::Error> {
-        Transaction::begin(self.acquire().await?, Some(sql::BEGIN.into_sql_str())).await
+        Transaction::begin(self.acquire().await?, Some(sql::BEGIN_RELAY.into_sql_str())).await
     }
 
     /// A connection for what writes.

@@ -1,6 +1,6 @@
 //! Savepoints, as sqlx sets them.
 
-use posthaste_core::store::Error;
+use posthaste_core::store::{CommitError, Error};
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
 /// What is said to who goes on in a transaction that sqlx has rolled back: it does so with the whole of it when a savepoint is
@@ -17,6 +17,13 @@ pub(crate) fn expect(depth: usize, expected: usize) -> Result<(), Error> {
 /// Fails if a savepoint is open at that depth, at which one was abandoned: it was set inside of that one, and undone instead.
 pub(crate) fn expect_abandoned(depth: usize, abandoned: usize) -> Result<(), Error> {
     if depth > 0 && depth < abandoned { Ok(()) } else { Err(ended()) }
+}
+
+/// What it means that a savepoint could not be ended before a commit. If it is gone, somebody has ended the transaction by a
+/// statement of his own, either way.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn lost(gone: bool, error: Error) -> CommitError {
+    if gone { CommitError::Unknown(error) } else { CommitError::NotCommitted(error) }
 }
 
 /// Ends a savepoint that was at that depth, and was rolled back to: sqlx leaves it there, one inside of the other.

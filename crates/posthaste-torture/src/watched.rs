@@ -137,7 +137,7 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.abandon_savepoint(connection);
     }
 
-    async fn end_abandoned(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), Error> {
+    async fn end_abandoned(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), CommitError> {
         self.inner.end_abandoned(connection, depth).await
     }
 

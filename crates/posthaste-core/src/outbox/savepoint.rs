@@ -65,7 +65,7 @@ impl<S: WriteStore> Transaction<S> {
     pub(super) async fn set_savepoint(&mut self) -> Result<Mark, store::Error> {
         self.inserted_last = false;
         let mut held = self.hold()?;
-        held.end_abandoned(self.abandoned.take()).await?;
+        held.end_abandoned(self.abandoned.take()).await.map_err(CommitError::into_cause)?;
         // sqlx rolls the whole transaction back when this fails or is dropped, and further statements would be on their own.
         let (store, connection) = held.parts();
         store.savepoint(connection).await?;
@@ -153,7 +153,7 @@ impl<S: WriteStore> Held<S> {
         self.own.take()
     }
 
-    async fn end_abandoned(&mut self, depth: Option<usize>) -> Result<(), store::Error> {
+    async fn end_abandoned(&mut self, depth: Option<usize>) -> Result<(), CommitError> {
         let (store, connection) = self.parts();
         match depth {
             Some(depth) => store.end_abandoned(connection, depth).await,
@@ -162,7 +162,7 @@ impl<S: WriteStore> Held<S> {
     }
 
     pub(super) async fn commit(mut self, abandoned: Option<usize>, inserted_last: bool) -> Result<(), CommitError> {
-        self.end_abandoned(abandoned).await.map_err(CommitError::NotCommitted)?;
+        self.end_abandoned(abandoned).await?;
         let store = &self.outbox.0.store;
         let own = self.own.take().expect("it is held until it is kept");
         if inserted_last { store.commit_inserted(own).await } else { store.commit(own).await }

@@ -77,3 +77,12 @@ pub enum CommitError {
     )]
     Unknown(#[source] Error),
 }
+
+impl CommitError {
+    /// Why, whatever came of it.
+    pub(crate) fn into_cause(self) -> Error {
+        match self {
+            Self::NotCommitted(cause) | Self::Unknown(cause) => cause,
+        }
+    }
+}

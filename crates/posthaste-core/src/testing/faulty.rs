@@ -303,7 +303,7 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.inner.abandon_savepoint(connection);
     }
 
-    async fn end_abandoned(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), Error> {
+    async fn end_abandoned(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), CommitError> {
         self.inner.end_abandoned(connection, depth).await
     }
 

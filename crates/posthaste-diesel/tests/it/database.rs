@@ -1,9 +1,11 @@
 //! A fresh database of either kind, and connections of diesel-async to it.
 
+use diesel::dsl::sql;
+use diesel::sql_types::BigInt;
 use diesel::sqlite::SqliteConnection;
 use diesel::{ConnectionError, ConnectionResult};
 use diesel_async::sync_connection_wrapper::SyncConnectionWrapper;
-use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
+use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 use posthaste_conformance::{Fixture, PgFixture, SqliteFixture, Tables};
 use posthaste_diesel::DieselStore;
 
@@ -22,6 +24,9 @@ pub(crate) trait Database: Tables<Store: DieselStore> {
         Self::open(&self.address()).await.unwrap()
     }
 
+    /// How many events are leased to nobody, as a connection sees it.
+    fn unleased(conn: &mut Self::Conn) -> impl Future<Output = i64> + Send;
+
     /// A table with a reference that is checked at the commit.
     const ORDERS: &str = "CREATE TABLE customers (id INTEGER PRIMARY KEY); \
         CREATE TABLE orders (total INTEGER NOT NULL, customer INTEGER REFERENCES customers (id) DEFERRABLE INITIALLY DEFERRED)";
@@ -34,6 +39,8 @@ pub(crate) async fn create<D: Database>() -> D {
     database
 }
 
+const UNLEASED: &str = "(SELECT COUNT(*) FROM outbox_event WHERE locked_by IS NULL)";
+
 impl Database for PgFixture {
     type Conn = AsyncPgConnection;
 
@@ -43,6 +50,10 @@ impl Database for PgFixture {
 
     async fn open(address: &str) -> ConnectionResult<Self::Conn> {
         AsyncPgConnection::establish(address).await
+    }
+
+    async fn unleased(conn: &mut Self::Conn) -> i64 {
+        diesel::select(sql::<BigInt>(UNLEASED)).get_result(conn).await.unwrap()
     }
 }
 
@@ -58,5 +69,9 @@ impl Database for SqliteFixture {
         let set_up = conn.batch_execute("PRAGMA busy_timeout = 5000; PRAGMA foreign_keys = ON").await;
         set_up.map_err(ConnectionError::CouldntSetupConfiguration)?;
         Ok(conn)
+    }
+
+    async fn unleased(conn: &mut Self::Conn) -> i64 {
+        diesel::select(sql::<BigInt>(UNLEASED)).get_result(conn).await.unwrap()
     }
 }

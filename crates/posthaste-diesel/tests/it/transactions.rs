@@ -417,6 +417,8 @@ pub(crate) async fn savepoint_of_somebody_else<D: Database>(database: D) {
         inner.await.unwrap_err();
         conn.transaction(async |conn| {
             receipts.push(outbox.write_in(conn, &kept).await.unwrap());
+            // It is for the poller in any case, so it is leased to nobody. No poller sees it yet.
+            assert_eq!(D::unleased(conn).await, 1);
             Ok::<_, DieselError>(())
         })
         .await

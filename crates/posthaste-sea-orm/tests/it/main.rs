@@ -27,6 +27,7 @@ mod commit;
 mod counted;
 mod deadlock;
 mod doubt;
+mod ended;
 mod hook;
 mod lost;
 mod order;

@@ -128,7 +128,7 @@ impl Sea for MariaDbFixture {
 }
 
 /// The text that a question is answered with.
-async fn ask(tx: &DatabaseTransaction, question: &str) -> String {
+pub(crate) async fn ask(tx: &DatabaseTransaction, question: &str) -> String {
     let statement = Statement::from_string(tx.get_database_backend(), question);
     tx.query_one_raw(statement).await.unwrap().unwrap().try_get_by_index(0).unwrap()
 }

@@ -109,6 +109,29 @@ pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(DatabaseError::is_unique_violation)
 }
 
+/// Whether an insert that asks was refused because no transaction is open, or else because of a trigger.
+pub(super) fn is_out_of_range(error: &sqlx::Error) -> bool {
+    is_number(error, OUT_OF_RANGE)
+}
+
+/// Whether a transaction is open where there must be none.
+pub(super) fn is_in_progress(error: &sqlx::Error) -> bool {
+    is_number(error, IN_PROGRESS)
+}
+
+/// Whether a savepoint is gone, and so the transaction that it was set in; or else what a trigger wants to call.
+pub(super) fn is_no_savepoint(error: &sqlx::Error) -> bool {
+    is_number(error, DOES_NOT_EXIST)
+}
+
+const OUT_OF_RANGE: u16 = 1690;
+const IN_PROGRESS: u16 = 1568;
+const DOES_NOT_EXIST: u16 = 1305;
+
+fn is_number(error: &sqlx::Error, expected: u16) -> bool {
+    error.as_database_error().is_some_and(|database| number(database) == expected)
+}
+
 /// Whether a table, a column or an index is missing.
 pub(super) fn is_missing(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|database| kind_of(number(database)) == Kind::Schema(MIGRATE))

@@ -23,23 +23,44 @@ const SURELY_ACCEPTED: usize = 512 * 1024;
 /// Bytes of a row besides what varies much: all the short texts at their longest would be some 3000.
 const ROW_BYTES: usize = 1024;
 
+/// Whether the transaction was open in which rows were inserted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Open {
+    Surely,
+    /// There was one, at least.
+    Perhaps,
+}
+
 impl MySqlStore {
-    pub(super) async fn insert_rows(&self, connection: &mut MySqlConnection, rows: &[NewRow]) -> Result<(), Error> {
-        if rows.is_empty() {
-            return Ok(());
-        }
+    /// Inserts rows, of which there is one at least, unless no transaction is open: a deadlock ends it, and sqlx does not notice.
+    ///
+    /// MariaDB is asked by the insert itself. MySQL has to be asked before, and so has whoever is told several statements.
+    pub(super) async fn insert_rows(&self, connection: &mut MySqlConnection, rows: &[NewRow]) -> Result<Open, Error> {
         let insert = Insert::of(rows);
         let small = rows.iter().map(bytes).sum::<usize>() <= SURELY_ACCEPTED;
+        let server = self.server(connection).await.map_err(|error| self.fault(error))?;
+        if server.in_transaction
+            && small
+            && let Some(sql) = self.asking(insert).exactly(rows.len())
+        {
+            match insert.bind(sql, rows).execute(&mut *connection).await {
+                Ok(_) => return Ok(Open::Surely),
+                Err(error) if fault::is_out_of_range(&error) => {}
+                Err(error) => return Err(self.insert_fault(connection, rows, error).await),
+            }
+        }
+        self.expect_open(connection).await?;
         let inserted = match self.statement(insert).exactly(rows.len()).filter(|_| small) {
             Some(sql) => insert.bind(sql, rows).execute(&mut *connection).await.map(drop),
             None => {
-                let most = self.most_bytes(connection, small).await.map_err(|error| self.fault(error))?;
+                // Half of it, because the estimate is rough.
+                let most = if small { SURELY_ACCEPTED } else { server.max_allowed_packet / 2 };
                 self.insert_cuts(connection, insert, &self.cut(insert, rows, most)).await
             }
         };
         match inserted {
-            Err(error) if fault::is_duplicate(&error) => Err(self.duplicate(connection, rows).await),
-            inserted => inserted.map_err(|error| self.fault(error)),
+            Ok(()) => Ok(Open::Perhaps),
+            Err(error) => Err(self.insert_fault(connection, rows, error).await),
         }
     }
 
@@ -51,13 +72,13 @@ impl MySqlStore {
         }
     }
 
-    /// How many bytes of rows go into one statement.
-    async fn most_bytes(&self, connection: &mut MySqlConnection, small: bool) -> Result<usize, sqlx::Error> {
-        if small {
-            return Ok(SURELY_ACCEPTED);
+    /// The same, but refused outside of a transaction.
+    fn asking(&self, insert: Insert) -> &Many {
+        match insert {
+            Insert::Plain => &self.sql.insert_plain_asking,
+            Insert::Leased => &self.sql.insert_leased_asking,
+            Insert::Any => &self.sql.insert_asking,
         }
-        // Half of it, because the estimate is rough.
-        Ok(self.server(connection).await?.max_allowed_packet / 2)
     }
 
     /// The rows, cut to what goes into one statement each.
@@ -105,24 +126,49 @@ impl MySqlStore {
         Ok(())
     }
 
+    async fn insert_fault(&self, connection: &mut MySqlConnection, rows: &[NewRow], error: sqlx::Error) -> Error {
+        if fault::is_duplicate(&error) {
+            return self.duplicate(connection, rows).await;
+        }
+        // Of a savepoint that was dropped after the transaction had ended.
+        if fault::is_no_savepoint(&error)
+            && let Err(ended) = self.expect_open(connection).await
+        {
+            return ended;
+        }
+        self.fault(error)
+    }
+
     /// The error for a taken id, with the id, which the server tells in words alone.
     async fn duplicate(&self, connection: &mut MySqlConnection, rows: &[NewRow]) -> Error {
-        let mut ids = HashSet::new();
-        if let Some(twice) = rows.iter().map(|row| row.event.id()).find(|id| !ids.insert(*id)) {
-            return Error::DuplicateId { id: twice.clone() };
+        let ids: Vec<_> = rows.iter().map(|row| row.event.id()).collect();
+        let mut seen = HashSet::new();
+        if let Some(twice) = ids.iter().find(|id| !seen.insert(**id)) {
+            return Error::DuplicateId { id: (*twice).clone() };
         }
-        for rows in rows.chunks(MOST) {
-            let (sql, size) = self.sql.taken.at_least(rows.len());
-            let ids = rows.iter().map(|row| row.event.id().as_str()).map(Some).chain(std::iter::repeat(None));
+        match self.taken(connection, &ids).await {
+            Ok(Some(id)) => Error::DuplicateId { id },
+            // Whoever had it has deleted it meanwhile.
+            Ok(None) => Error::DuplicateId { id: ids[0].clone() },
+            Err(error) => self.fault(error),
+        }
+    }
+
+    /// One of these ids that is in the table.
+    pub(super) async fn taken(
+        &self,
+        connection: &mut MySqlConnection,
+        ids: &[&EventId],
+    ) -> Result<Option<EventId>, sqlx::Error> {
+        for ids in ids.chunks(MOST) {
+            let (sql, size) = self.sql.taken.at_least(ids.len());
+            let ids = ids.iter().map(|id| Some(id.as_str())).chain(std::iter::repeat(None));
             let taken = ids.take(size).fold(sqlx::query_scalar::<_, String>(sql), QueryScalar::bind);
-            match taken.fetch_optional(&mut *connection).await {
-                Ok(Some(id)) => return Error::DuplicateId { id: EventId::from_row(id) },
-                Ok(None) => {}
-                Err(error) => return self.fault(error),
+            if let Some(id) = taken.fetch_optional(&mut *connection).await? {
+                return Ok(Some(EventId::from_row(id)));
             }
         }
-        // Whoever had it has deleted it meanwhile.
-        Error::DuplicateId { id: rows[0].event.id().clone() }
+        Ok(None)
     }
 }
 

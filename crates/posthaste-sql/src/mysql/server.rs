@@ -1,8 +1,14 @@
 //! What differs from one server to the next.
 
+use std::collections::HashMap;
+
+use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
 
-use super::MySqlStore;
+use super::{MySqlStore, sql};
+
+/// The most bytes of a statement, by default, on the server that takes the least.
+const SMALLEST_PACKET: usize = 16 << 20;
 
 /// What there is to know of a server. It is asked once.
 #[derive(Clone, Copy, Debug)]
@@ -11,19 +17,25 @@ pub(super) struct Server {
     pub(super) skip_locked: bool,
     /// The most bytes of one statement with its values.
     pub(super) max_allowed_packet: usize,
+    /// Whether a statement can ask whether it is in a transaction, as in MariaDB.
+    pub(super) in_transaction: bool,
 }
 
 impl MySqlStore {
     /// What there is to know of the server.
     pub(super) async fn server(&self, connection: &mut MySqlConnection) -> Result<Server, sqlx::Error> {
         let asked = self.server.get_or_try_init(async || {
-            let (version, packet): (String, i64) =
-                sqlx::query_as("SELECT VERSION(), CAST(@@max_allowed_packet AS SIGNED)").fetch_one(connection).await?;
+            let variables = sqlx::raw_sql(sql::VARIABLES).fetch_all(connection).await?;
+            let variables = variables.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+            let variables = variables.collect::<Result<HashMap<String, String>, sqlx::Error>>()?;
+            let version = variables.get("version").map_or("", String::as_str);
+            let packet = variables.get("max_allowed_packet").and_then(|packet| packet.parse().ok());
             let server = Server {
-                skip_locked: can_skip_locked(&version),
-                max_allowed_packet: usize::try_from(packet).unwrap_or(usize::MAX),
+                skip_locked: can_skip_locked(version),
+                max_allowed_packet: packet.unwrap_or(SMALLEST_PACKET),
+                in_transaction: variables.contains_key("in_transaction"),
             };
-            tracing::debug!(version, skip_locked = server.skip_locked, "connected to the server");
+            tracing::debug!(version, ?server, "connected to the server");
             Ok::<_, sqlx::Error>(server)
         });
         asked.await.copied()

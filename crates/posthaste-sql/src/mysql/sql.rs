@@ -163,6 +163,21 @@ pub(super) const INSERT_PLAIN_ROW: &str = insert_plain_row!("");
 pub(super) const INSERT_LEASED: &str = insert_plain!(", locked_at, locked_by");
 pub(super) const INSERT_LEASED_ROW: &str = insert_plain_row!(", UTC_TIMESTAMP(6), ?");
 
+/// The same row, but refused with [`OUT_OF_RANGE`](super::fault) where no transaction is open, or where that cannot be told:
+/// without `autocommit` every statement is in one.
+pub(super) fn asking(row: &str) -> String {
+    row.replacen('?', "IF(@@in_transaction AND @@autocommit, ?, ~0 + 1)", 1)
+}
+
+/// Begins a transaction, with a savepoint that ends with it, whoever ends it.
+pub(super) const BEGIN_OWN: &str = "BEGIN; SAVEPOINT posthaste_begin";
+
+/// Commits it. Refused, and nothing is committed, unless it is the very transaction that was begun.
+pub(super) const COMMIT_OWN: &str = "RELEASE SAVEPOINT posthaste_begin; COMMIT";
+
+/// Refused in a transaction, and changes nothing outside.
+pub(super) const ASK: &str = "SET TRANSACTION READ WRITE";
+
 /// One of many values.
 pub(super) const VALUE: &str = "?";
 
@@ -181,7 +196,11 @@ pub(super) const LEASE_CLAIMED: &str =
     "UPDATE {table} SET locked_by = ?, locked_at = UTC_TIMESTAMP(6) WHERE seq IN ({rows})";
 
 /// Begins a transaction that locks the rows it found and not the gaps between them, where producers insert.
-pub(super) const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
+pub(super) const BEGIN_RELAY: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
+
+/// What there is to know of the server. One that has no `in_transaction` passes it over.
+pub(super) const VARIABLES: &str =
+    "SHOW VARIABLES WHERE Variable_name IN ('version', 'max_allowed_packet', 'in_transaction')";
 
 /// What of the server, or of the session, keeps a connection from writing; nothing if it can. A server that does not know
 /// one of these variables passes it over.

@@ -1,21 +1,23 @@
 //! Transactions.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use posthaste_core::EventId;
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
-use sqlx::Transaction;
 use sqlx::mysql::{MySql, MySqlConnection, MySqlTransactionManager};
 use sqlx::pool::PoolConnection;
+use sqlx::{SqlSafeStr, Transaction};
 use sqlx_core::transaction::TransactionManager;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use super::MySqlStore;
+use super::insert::Open;
+use super::{MySqlStore, fault, sql};
 use crate::finish::finish;
 use crate::savepoint;
 
@@ -30,6 +32,9 @@ const CUT_OFF: &str = "a write in this transaction was cut off, so it can only b
 ///
 /// It is used as an sqlx transaction is, through `&mut *tx`. Dropping it rolls it back. After a write in it that was cut
 /// off it can only be rolled back: [`commit`](WriteStore::commit) then refuses.
+///
+/// The servers roll all of it back after a deadlock, and commit it before a statement that changes a table. What comes next is on
+/// its own. Events are refused from then on, and so is the commit.
 pub struct MySqlTx {
     /// Nothing after the end. Boxed, so that it stays where [`Inserts`] has seen it.
     connection: Option<Box<PoolConnection<MySql>>>,
@@ -38,11 +43,11 @@ pub struct MySqlTx {
 }
 
 impl MySqlTx {
-    /// The connection, and whether a write on it was cut off.
-    fn take(&mut self) -> Option<(Box<PoolConnection<MySql>>, bool)> {
+    /// The connection, and what became of the writes on it.
+    fn take(&mut self) -> Option<(Box<PoolConnection<MySql>>, Writes)> {
         let connection = self.connection.take()?;
-        let cut = self.inserts.ended_own(&connection);
-        Some((connection, cut))
+        let writes = self.inserts.ended_own(&connection);
+        Some((connection, writes))
     }
 }
 
@@ -62,9 +67,9 @@ impl DerefMut for MySqlTx {
 
 impl Drop for MySqlTx {
     fn drop(&mut self) {
-        let Some((mut connection, cut)) = self.take() else { return };
+        let Some((mut connection, writes)) = self.take() else { return };
         match Handle::try_current() {
-            Ok(runtime) if !cut => {
+            Ok(runtime) if !writes.cut => {
                 self.tasks.spawn_on(give_up(connection), &runtime);
             }
             _ => connection.close_on_drop(),
@@ -86,15 +91,25 @@ async fn give_up(mut connection: Box<PoolConnection<MySql>>) {
     }
 }
 
-/// Commits, whatever savepoints somebody has begun and forgotten.
+/// Commits what is open, whatever savepoints somebody has begun and forgotten.
 ///
-/// A transaction that lost a deadlock is gone, and its commit is answered with yes. A savepoint that is set with the BEGIN and
-/// released with the COMMIT would tell; but sqlx then counts the transaction as open until it has rolled it back, which is one
-/// more turn to the server for each.
+/// A transaction that is gone is answered with yes.
 async fn commit(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
     while MySqlTransactionManager::get_transaction_depth(connection) > 0 {
         MySqlTransactionManager::commit(connection).await?;
     }
+    Ok(())
+}
+
+/// The same, unless the transaction is not the one any more that was begun.
+///
+/// sqlx then counts it as open. What it has to say to end that goes with the return of the connection to its pool.
+async fn commit_same(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    while MySqlTransactionManager::get_transaction_depth(connection) > 1 {
+        MySqlTransactionManager::commit(connection).await?;
+    }
+    sqlx::raw_sql(sql::COMMIT_OWN).execute(&mut *connection).await?;
+    MySqlTransactionManager::start_rollback(connection);
     Ok(())
 }
 
@@ -116,7 +131,13 @@ impl WriteStore for MySqlStore {
         let store = self.clone();
         let begun = finish(&self.tasks, async move {
             let mut connection = Box::new(store.acquire().await?);
-            MySqlTransactionManager::begin(&mut connection, None).await?;
+            if let Err(error) =
+                MySqlTransactionManager::begin(&mut connection, Some(sql::BEGIN_OWN.into_sql_str())).await
+            {
+                // It may have begun.
+                connection.close_on_drop();
+                return Err(error);
+            }
             store.inserts.began_own(&connection);
             Ok(MySqlTx { connection: Some(connection), inserts: store.inserts, tasks: store.tasks })
         });
@@ -134,34 +155,28 @@ impl WriteStore for MySqlStore {
         if self.depth(connection) == 0 {
             return Err(savepoint::ended());
         }
+        let [first, ..] = rows else { return Ok(()) };
         let under_way = self.inserts.begun(connection);
         let inserted = self.insert_rows(connection, rows).await;
-        self.inserts.ended_at(under_way);
-        inserted
+        let (first, open) = (first.event.id(), inserted.as_ref().ok());
+        self.inserts.ended_at(under_way, open.map(|open| (first, *open)));
+        inserted.map(drop)
     }
 
-    async fn commit(&self, mut tx: MySqlTx) -> Result<(), CommitError> {
-        let (mut connection, cut) = tx.take().expect("a transaction ends once");
-        if cut {
-            connection.close_on_drop();
-            return Err(CommitError::NotCommitted(Error::Unavailable(CUT_OFF.into())));
-        }
-        if self.depth(&connection) == 0 {
-            return Err(CommitError::NotCommitted(savepoint::ended()));
-        }
-        let commit = finish(&self.tasks, async move {
-            let committed = commit(&mut connection).await;
-            if committed.is_err() {
-                connection.close_on_drop();
-            }
-            committed
-        });
-        commit.await.map_err(|error| self.commit_fault(error))
+    /// # Errors
+    /// [`CommitError::NotCommitted`] also when the server had rolled the transaction back after a deadlock.
+    async fn commit(&self, tx: MySqlTx) -> Result<(), CommitError> {
+        self.end(tx, true).await
+    }
+
+    /// As sqlx commits, which costs less, if the insert was surely in the transaction.
+    async fn commit_inserted(&self, tx: MySqlTx) -> Result<(), CommitError> {
+        self.end(tx, false).await
     }
 
     async fn rollback(&self, mut tx: MySqlTx) -> Result<(), Error> {
-        let (mut connection, cut) = tx.take().expect("a transaction ends once");
-        if cut {
+        let (mut connection, writes) = tx.take().expect("a transaction ends once");
+        if writes.cut {
             connection.close_on_drop();
             return Ok(());
         }
@@ -205,8 +220,69 @@ impl WriteStore for MySqlStore {
     }
 
     /// The servers replace a savepoint by one of the same name.
-    async fn end_abandoned(&self, connection: &mut MySqlConnection, depth: usize) -> Result<(), Error> {
-        savepoint::expect_abandoned(self.depth(connection), depth)
+    async fn end_abandoned(&self, connection: &mut MySqlConnection, depth: usize) -> Result<(), CommitError> {
+        savepoint::expect_abandoned(self.depth(connection), depth).map_err(CommitError::NotCommitted)
+    }
+}
+
+/// What is said to who goes on in a transaction that is none any more.
+fn ended() -> Error {
+    let reason = "the transaction has ended: the server has rolled it back, as it does after a deadlock, or a statement of yours \
+                  has ended it; roll back, and begin another";
+    Error::Refused(reason.into())
+}
+
+/// What is said to who commits a transaction that has been committed before.
+const COMMITTED_BEFORE: &str = "the transaction had been committed before, by a COMMIT of your own or by a statement that commits \
+                                by itself, such as one that changes a table; what came after it is on its own, or rolled back";
+
+impl MySqlStore {
+    /// Fails where no transaction is open, also if sqlx counts one. What is written then would be stored on its own.
+    pub(super) async fn expect_open(&self, connection: &mut MySqlConnection) -> Result<(), Error> {
+        match sqlx::raw_sql(sql::ASK).execute(connection).await {
+            Err(error) if fault::is_in_progress(&error) => Ok(()),
+            // The answer to what was said before, when a savepoint was dropped.
+            Err(error) if fault::is_no_savepoint(&error) => Err(ended()),
+            Err(error) => Err(self.fault(error)),
+            Ok(_) => Err(ended()),
+        }
+    }
+
+    /// Commits, in any case only if it is still the same transaction, or if that is not known yet.
+    async fn end(&self, mut tx: MySqlTx, in_any_case: bool) -> Result<(), CommitError> {
+        let (mut connection, writes) = tx.take().expect("a transaction ends once");
+        if writes.cut {
+            connection.close_on_drop();
+            return Err(CommitError::NotCommitted(Error::Unavailable(CUT_OFF.into())));
+        }
+        if self.depth(&connection) == 0 {
+            return Err(CommitError::NotCommitted(savepoint::ended()));
+        }
+        let (store, asking) = (self.clone(), in_any_case || writes.doubtful);
+        let end = async move {
+            let committed = if asking { commit_same(&mut connection).await } else { commit(&mut connection).await };
+            let Err(error) = committed else { return Ok(()) };
+            connection.close_on_drop();
+            if !fault::is_no_savepoint(&error) {
+                return Err(store.commit_fault(error));
+            }
+            Err(store.ended_before(&mut connection, &writes).await)
+        };
+        finish(&self.tasks, end).await
+    }
+
+    /// How a transaction has ended that is gone. The servers do not say, so its rows are looked for.
+    async fn ended_before(&self, connection: &mut MySqlConnection, writes: &Writes) -> CommitError {
+        let found = async {
+            // There may be another one in its place.
+            sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await?;
+            self.taken(connection, &writes.firsts.iter().collect::<Vec<_>>()).await
+        };
+        match found.await {
+            Ok(None) => CommitError::NotCommitted(ended()),
+            Ok(Some(_)) => CommitError::Unknown(Error::Refused(COMMITTED_BEFORE.into())),
+            Err(error) => CommitError::Unknown(self.fault(error)),
+        }
     }
 }
 
@@ -221,7 +297,18 @@ pub(super) struct Inserts(Arc<Mutex<Places>>);
 struct Places {
     under_way: HashSet<usize>,
     /// Those of a [`MySqlTx`], which says when it begins and ends. The place of another one may be somebody else's by now.
-    own: HashSet<usize>,
+    own: HashMap<usize, Writes>,
+}
+
+/// What was written in a [`MySqlTx`].
+#[derive(Default)]
+struct Writes {
+    /// The first of each insert.
+    firsts: Vec<EventId>,
+    /// Whether one of them may have been in another transaction.
+    doubtful: bool,
+    /// Whether one was cut off. Known in the end.
+    cut: bool,
 }
 
 fn place(connection: &MySqlConnection) -> usize {
@@ -239,27 +326,36 @@ impl Inserts {
         place
     }
 
-    fn ended_at(&self, place: usize) {
-        self.places().under_way.remove(&place);
+    /// An insert has ended, and this was its first event, if it went well.
+    fn ended_at(&self, place: usize, inserted: Option<(&EventId, Open)>) {
+        let mut places = self.places();
+        places.under_way.remove(&place);
+        if let Some((first, open)) = inserted
+            && let Some(writes) = places.own.get_mut(&place)
+        {
+            writes.firsts.push(first.clone());
+            writes.doubtful |= open == Open::Perhaps;
+        }
     }
 
     fn began_own(&self, connection: &MySqlConnection) {
         let mut places = self.places();
         places.under_way.remove(&place(connection));
-        places.own.insert(place(connection));
+        places.own.insert(place(connection), Writes::default());
     }
 
-    /// Forgets the connection of a transaction, and says whether an insert on it never ended.
-    fn ended_own(&self, connection: &MySqlConnection) -> bool {
+    /// Forgets the connection of a transaction, and says what was written in it.
+    fn ended_own(&self, connection: &MySqlConnection) -> Writes {
         let mut places = self.places();
-        places.own.remove(&place(connection));
-        places.under_way.remove(&place(connection))
+        let writes = places.own.remove(&place(connection)).unwrap_or_default();
+        let cut = places.under_way.remove(&place(connection));
+        Writes { cut, ..writes }
     }
 
     /// Fails if an insert on the connection of a transaction of ours never ended.
     fn expect_none(&self, connection: &MySqlConnection) -> Result<(), Error> {
         let (places, place) = (self.places(), place(connection));
-        if places.own.contains(&place) && places.under_way.contains(&place) {
+        if places.own.contains_key(&place) && places.under_way.contains(&place) {
             return Err(Error::Refused(CUT_OFF.into()));
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
 use sqlx::Transaction;
+use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnection, PgTransactionManager, Postgres};
 use sqlx_core::transaction::TransactionManager;
 
@@ -12,6 +13,9 @@ use crate::savepoint;
 /// of these statements is refused there; otherwise it checks what the commit would check, so it costs nothing. The chain
 /// lets sqlx end a transaction that it still counts as open, together with the return of the connection to its pool.
 const COMMIT: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT AND CHAIN";
+
+/// No active transaction; no such savepoint, as in another one.
+const NO_SAVEPOINT: [&str; 2] = ["25P01", "3B001"];
 
 /// How many connections that have died in the pool a begin passes by.
 const MOST_STALE: usize = 3;
@@ -98,10 +102,14 @@ impl WriteStore for PgStore {
         PgTransactionManager::start_rollback(connection);
     }
 
-    async fn end_abandoned(&self, connection: &mut PgConnection, depth: usize) -> Result<(), Error> {
-        savepoint::expect_abandoned(self.depth(connection), depth)?;
+    async fn end_abandoned(&self, connection: &mut PgConnection, depth: usize) -> Result<(), CommitError> {
+        savepoint::expect_abandoned(self.depth(connection), depth).map_err(CommitError::NotCommitted)?;
         let ended = sqlx::raw_sql(savepoint::release(depth)).execute(connection).await;
-        ended.map(drop).map_err(|error| self.fault(error))
+        ended.map(drop).map_err(|error| {
+            let code = error.as_database_error().and_then(DatabaseError::code);
+            let gone = code.is_some_and(|code| NO_SAVEPOINT.contains(&&*code));
+            savepoint::lost(gone, self.fault(error))
+        })
     }
 
     fn abandon_all(&self, connection: &mut PgConnection) {

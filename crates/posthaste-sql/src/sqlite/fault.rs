@@ -54,12 +54,17 @@ pub(super) fn classify_commit(error: sqlx::Error, table: &TableName) -> CommitEr
     if unknown { CommitError::Unknown(error) } else { CommitError::NotCommitted(error) }
 }
 
-/// Whether an id was taken. Nothing else in the table is unique.
+/// Whether a savepoint is gone, and so the transaction that it was set in.
+pub(super) fn is_no_savepoint(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.message().starts_with("no such savepoint"))
+}
+
 /// Whether a transaction was to be begun where one is open.
 pub(super) fn is_within_a_transaction(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|error| error.message().starts_with("cannot start a transaction within"))
 }
 
+/// Whether an id was taken. Nothing else in the table is unique.
 pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(DatabaseError::is_unique_violation)
 }

@@ -117,11 +117,11 @@ impl WriteStore for SqliteStore {
         SqliteTransactionManager::start_rollback(connection);
     }
 
-    async fn end_abandoned(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), Error> {
-        self.caught_up(connection).await?;
-        savepoint::expect_abandoned(self.depth(connection), depth)?;
+    async fn end_abandoned(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), CommitError> {
+        self.caught_up(connection).await.map_err(CommitError::NotCommitted)?;
+        savepoint::expect_abandoned(self.depth(connection), depth).map_err(CommitError::NotCommitted)?;
         let ended = sqlx::raw_sql(savepoint::release(depth)).execute(connection).await;
-        ended.map(drop).map_err(|error| self.fault(error))
+        ended.map(drop).map_err(|error| savepoint::lost(fault::is_no_savepoint(&error), self.fault(error)))
     }
 
     /// Once more than needed: sqlx passes over one of them after an end that was cut off, and over all beyond the last.

@@ -2,6 +2,7 @@
 
 mod admin;
 mod cancel;
+mod ended;
 mod fault;
 mod migration;
 mod relay;
