@@ -15,6 +15,9 @@ pub(crate) const LEASE: Duration = Duration::from_secs(4);
 /// The longest delay between two attempts.
 pub(crate) const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
 
+/// The longest time that a breaker leaves a broker alone that was away, and some.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(40);
+
 /// The most events that wait in each queue of a process, and that one statement settles.
 const QUEUE: usize = 200;
 

@@ -12,7 +12,8 @@ use posthaste_core::store::{CommitError, NewRow};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
-use crate::config::{Kind, LEASE};
+use crate::broker::Broker;
+use crate::config::{Kind, LEASE, LONGEST_PAUSE};
 use crate::database::Database;
 use crate::fault::Fault;
 use crate::history::What;
@@ -140,15 +141,13 @@ impl<'a, D: Database> Nemesis<'a, D> {
                 let behaviour = Behaviour { hang_up: 0.1 + self.rng.f64() * 0.5, ..Behaviour::default() };
                 self.misbehave(fault, behaviour, |misdeeds| misdeeds.hung_up).await
             }
-            Fault::SinkHalfOpen | Fault::BrokerHalfOpen => Ok(self.half_open(fault).await),
-            Fault::BrokerKill => self.kill_broker(fault).await,
-            Fault::BrokerPause => self.pause_broker(fault).await,
-            Fault::BrokerSlow => Ok(self.slow_broker(fault).await),
-            Fault::BrokerCut => {
-                self.note(fault, "");
-                Ok(self.world.to_destination.cut())
-            }
-            Fault::AcknowledgementsLost => Ok(self.lose_acknowledgements(fault).await),
+            Fault::SinkHalfOpen => Ok(self.half_open(fault).await),
+            Fault::BrokerKill
+            | Fault::BrokerPause
+            | Fault::BrokerSlow
+            | Fault::BrokerHalfOpen
+            | Fault::BrokerCut
+            | Fault::AcknowledgementsLost => self.break_broker(fault).await,
             Fault::MalformedRows => self.malformed(fault).await,
             Fault::LongTransaction => self.long_transaction(fault).await,
             Fault::TableLock => self.lock(fault).await,
@@ -288,8 +287,28 @@ impl<'a, D: Database> Nemesis<'a, D> {
 
     // -- The broker
 
-    async fn kill_broker(&mut self, fault: Fault) -> anyhow::Result<u64> {
+    /// One thing at a time, and not while nobody sends anything because of the last.
+    async fn break_broker(&mut self, fault: Fault) -> anyhow::Result<u64> {
         let broker = self.world.broker()?.lock().await;
+        let sent = || self.world.to_destination.stats().bytes_up;
+        let (before, until) = (sent(), Instant::now() + LONGEST_PAUSE);
+        while sent() == before && Instant::now() < until {
+            sleep(Duration::from_millis(50)).await;
+        }
+        match fault {
+            Fault::BrokerKill => self.kill_broker(fault, &broker).await,
+            Fault::BrokerPause => Ok(self.pause_broker(fault, &broker).await),
+            Fault::BrokerSlow => Ok(self.slow_broker(fault).await),
+            Fault::BrokerHalfOpen => Ok(self.half_open(fault).await),
+            Fault::AcknowledgementsLost => Ok(self.lose_acknowledgements(fault).await),
+            _ => {
+                self.note(fault, "");
+                Ok(self.world.to_destination.cut())
+            }
+        }
+    }
+
+    async fn kill_broker(&mut self, fault: Fault, broker: &Broker) -> anyhow::Result<u64> {
         self.note(fault, "");
         let hit = broker.kill().await?;
         sleep(self.outage(500..5000)).await;
@@ -297,8 +316,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
         Ok(u64::from(hit))
     }
 
-    async fn pause_broker(&mut self, fault: Fault) -> anyhow::Result<u64> {
-        let broker = self.world.broker()?.lock().await;
+    async fn pause_broker(&mut self, fault: Fault, broker: &Broker) -> u64 {
         self.note(fault, "");
         let sent = || self.world.to_destination.stats().bytes_up;
         let before = sent();
@@ -307,7 +325,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
         // Somebody wanted something of it.
         let noticed = sent() > before;
         broker.signal(Signal::CONT);
-        Ok(u64::from(hit && noticed))
+        u64::from(hit && noticed)
     }
 
     async fn slow_broker(&mut self, fault: Fault) -> u64 {

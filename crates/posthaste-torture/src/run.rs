@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::check;
-use crate::config::{Kind, LEASE, LONGEST_BACKOFF, Sabotage};
+use crate::config::{Kind, LEASE, LONGEST_BACKOFF, LONGEST_PAUSE, Sabotage};
 use crate::database::Database;
 use crate::fault::Fault;
 use crate::history::{self, Entry, Recorder, Run, What};
@@ -141,9 +141,9 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         watched = watch(&world, &mut view) => watched?,
     }
     world.end_relays().await?;
-    world.read_back().await?;
     view.show(&[]);
     drop(view);
+    world.read_back().await?;
     let dump = world.store.dump().await.context("reading the database at the end")?;
     history::write(&directory.join(LAST), &dump)?;
     Recorder::open(&directory.join(LAST), "run")?.record(What::End);
@@ -206,7 +206,8 @@ async fn heal<D: Database>(world: &World<D>) -> anyhow::Result<()> {
 
 /// How long what is pending may take when nothing is broken any more.
 fn patience(plan: &Plan) -> Duration {
-    LEASE + LONGEST_BACKOFF + Duration::from_secs(plan.margin)
+    let pause = if plan.destination.is_broker() { LONGEST_PAUSE } else { Duration::ZERO };
+    LEASE + LONGEST_BACKOFF + pause + Duration::from_secs(plan.margin)
 }
 
 /// Waits until nothing is pending, or patience has run out.
