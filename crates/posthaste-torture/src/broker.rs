@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -33,19 +34,33 @@ pub(crate) struct Broker {
     advertised: SocketAddr,
     /// A Python that has a client.
     python: PathBuf,
+    /// Where its log is kept, for whoever has to find out why.
+    log: PathBuf,
+    /// How many panics were over when it was last started.
+    panics: AtomicUsize,
     // Before the directory, as fields are dropped in this order.
     _keeper: Keeper,
     directory: Directory,
 }
 
 impl Broker {
-    /// Starts a broker whose clients come through `advertised`.
-    pub(crate) async fn start(destination: Destination, advertised: SocketAddr) -> anyhow::Result<Self> {
+    /// Starts a broker whose clients come through `advertised`, and whose log is kept there.
+    pub(crate) async fn start(destination: Destination, advertised: SocketAddr, log: PathBuf) -> anyhow::Result<Self> {
         let script = script(destination)?;
         let directory = Directory::new(None)?;
         let keeper = Keeper::start(&script, &directory.path())?;
         let (python, addr) = (PathBuf::new(), advertised);
-        let mut broker = Self { destination, script, addr, advertised, python, _keeper: keeper, directory };
+        let mut broker = Self {
+            destination,
+            script,
+            addr,
+            advertised,
+            python,
+            log,
+            panics: AtomicUsize::default(),
+            _keeper: keeper,
+            directory,
+        };
         (broker.addr, broker.python) = broker.launch().await?;
         Ok(broker)
     }
@@ -82,8 +97,24 @@ impl Broker {
         Ok(hit)
     }
 
+    /// Whether it has fallen by itself: tansu 0.6 panics when a producer goes on with the next epoch of its id, as librdkafka's
+    /// do after a timeout, and takes nothing any more.
+    pub(crate) fn has_fallen(&self) -> bool {
+        self.panics() > self.panics.load(Ordering::Relaxed)
+    }
+
+    fn panics(&self) -> usize {
+        let log = std::fs::read(self.log_path()).unwrap_or_default();
+        String::from_utf8_lossy(&log).matches(" panicked at ").count()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.directory.path().join(if self.destination == Destination::Rabbitmq { "output" } else { "log" })
+    }
+
     /// Starts it with what it had, where it was.
     pub(crate) async fn start_again(&self) -> anyhow::Result<()> {
+        self.panics.store(self.panics(), Ordering::Relaxed);
         for left in (0..STARTS).rev() {
             match self.launch().await {
                 Ok((addr, _)) if addr == self.addr => break,
@@ -144,6 +175,13 @@ impl Broker {
         let mut client = Command::new(&self.python);
         client.args(["-c", program, command]).arg(self.addr.to_string()).stdin(Stdio::null());
         client
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        // There is none if it never started.
+        let _ = std::fs::copy(self.log_path(), &self.log);
     }
 }
 

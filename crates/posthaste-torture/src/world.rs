@@ -15,7 +15,7 @@ use crate::broker::Broker;
 use crate::config::{Config, Kind, Role};
 use crate::database::Database;
 use crate::fault::Fault;
-use crate::history::Recorder;
+use crate::history::{Recorder, What};
 use crate::member::Member;
 use crate::plan::Plan;
 use crate::proxy::Proxy;
@@ -118,7 +118,7 @@ impl<D: Database> World<D> {
         let sink_at = SocketAddr::from((Ipv4Addr::LOCALHOST, server::free_port()?));
         let to_destination = Proxy::start(sink_at).await?;
         let broker = if plan.destination.is_broker() {
-            let broker = Broker::start(plan.destination, to_destination.addr()).await?;
+            let broker = Broker::start(plan.destination, to_destination.addr(), directory.join("broker.log")).await?;
             to_destination.set_target(broker.addr());
             broker.prepare().await?;
             Some(Mutex::new(broker))
@@ -205,6 +205,25 @@ impl<D: Database> World<D> {
                 member.revive().await?;
             }
         }
+        match &self.broker {
+            Some(broker) => match broker.try_lock() {
+                Ok(broker) => self.revive_broker(&broker).await,
+                Err(_) => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Does what an operator would: a broker that has fallen by itself is started again.
+    async fn revive_broker(&self, broker: &Broker) -> anyhow::Result<()> {
+        if !broker.has_fallen() {
+            return Ok(());
+        }
+        let fault = "broker-fell".to_owned();
+        self.recorder.record(What::Broken { fault: fault.clone(), detail: "by itself".to_owned() });
+        broker.kill().await?;
+        broker.start_again().await?;
+        self.recorder.record(What::Mended { fault, effects: 1 });
         Ok(())
     }
 
@@ -257,7 +276,9 @@ impl<D: Database> World<D> {
     pub(crate) async fn read_back(&self) -> anyhow::Result<()> {
         let Some(broker) = &self.broker else { return Ok(()) };
         let recorder = Recorder::open(&self.directory.join("reader.ndjson"), "reader")?;
-        broker.lock().await.read(&recorder).await
+        let broker = broker.lock().await;
+        self.revive_broker(&broker).await?;
+        broker.read(&recorder).await
     }
 
     /// Stops the server.

@@ -24,7 +24,7 @@ use crate::watched::Watched;
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long Kafka's client tries by itself: a few times, when a broker has gone and come back.
-const KAFKA_PATIENCE: Duration = Duration::from_secs(6);
+const KAFKA_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection to a broker.
 pub(super) struct Line {
