@@ -81,6 +81,16 @@ impl<P: Publisher> Destination<P> {
         self
     }
 
+    /// The same destination through a publisher that is put around its own: one that counts, records, or signs.
+    ///
+    /// What it makes of [outages](PublishErrorKind::Outage) is seen by the breaker, which stays the one of the connection.
+    #[must_use]
+    pub fn through<Q: Publisher>(self, around: impl FnOnce(Arc<P>) -> Q) -> Destination<Q> {
+        let Self { publisher, breaker, to, key, envelope, max_batch, time_limit, retry } = self;
+        let publisher = Arc::new(around(publisher));
+        Destination { publisher, breaker, to, key, envelope, max_batch, time_limit, retry }
+    }
+
     /// The breaker of its connection.
     pub fn breaker(&self) -> &Breaker {
         &self.breaker

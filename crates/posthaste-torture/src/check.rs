@@ -217,9 +217,9 @@ pub struct Totals {
     pub failed: u64,
     /// Events of which it was told that nobody knows.
     pub unknown: u64,
-    /// Messages that the sink took, repeats and all.
+    /// Messages that the sink took or the broker has, repeats and all.
     pub received: u64,
-    /// Messages that the sink refused.
+    /// Messages that the sink or the broker refused.
     pub refused: u64,
     /// Messages received again.
     pub duplicates: u64,
@@ -235,7 +235,7 @@ pub struct Totals {
     pub crashes: u64,
     /// Leases lost: rows that went from one lease to the next.
     pub lost_leases: u64,
-    /// Messages to which the sink's answer never came.
+    /// Messages to which the answer of the sink or the broker never came.
     pub unanswered: u64,
 }
 

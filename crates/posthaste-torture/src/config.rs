@@ -15,8 +15,15 @@ pub(crate) const LEASE: Duration = Duration::from_secs(4);
 /// The longest delay between two attempts.
 pub(crate) const LONGEST_BACKOFF: Duration = Duration::from_secs(1);
 
+/// The longest time that a breaker leaves a broker alone that was away, and some.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(40);
+
 /// The most events that wait in each queue of a process, and that one statement settles.
 const QUEUE: usize = 200;
+
+/// How long a batch may take. The publishers give up earlier, and know why.
+const SINK_LIMIT: Duration = Duration::from_secs(2);
+const BROKER_LIMIT: Duration = Duration::from_secs(20);
 
 /// A database to torture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -38,6 +45,43 @@ impl Kind {
             Self::Postgres => "postgres",
             Self::Mariadb => "mariadb",
         }
+    }
+}
+
+/// Where events are delivered to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Destination {
+    /// A process of the run.
+    Sink,
+    /// A private broker that speaks Kafka's protocol (tansu, which keeps its data in SQLite).
+    Kafka,
+    /// A private NATS server with JetStream, on files.
+    Nats,
+    /// A private RabbitMQ, with a durable queue.
+    Rabbitmq,
+}
+
+impl Destination {
+    /// Its name, as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sink => "sink",
+            Self::Kafka => "kafka",
+            Self::Nats => "nats",
+            Self::Rabbitmq => "rabbitmq",
+        }
+    }
+
+    /// Whether it is a broker, and not a process of the run.
+    pub(crate) fn is_broker(self) -> bool {
+        self != Self::Sink
+    }
+
+    /// The longest payload, in bytes: the longest that fits into a row, or about what brokers take unless they are told to
+    /// take more.
+    pub(crate) fn longest_payload(self) -> usize {
+        if self.is_broker() { 900_000 } else { 1 << 20 }
     }
 }
 
@@ -90,8 +134,9 @@ pub(crate) struct Config {
     pub(crate) database: Kind,
     /// The database, through the proxy if there is one.
     pub(crate) url: String,
-    /// Where the sink is reached, through the proxy; for the sink itself, where it listens.
-    pub(crate) sink: SocketAddr,
+    pub(crate) destination: Destination,
+    /// Where the destination is reached, through the proxy; for the sink itself, where it listens.
+    pub(crate) destination_at: SocketAddr,
     pub(crate) seed: u64,
     /// How often it was started before.
     pub(crate) life: u32,
@@ -116,7 +161,7 @@ impl Config {
             hot_queue: QUEUE,
             cold_queue: QUEUE,
             settle_batch: QUEUE,
-            listener_time_limit: Duration::from_secs(2),
+            listener_time_limit: if self.destination.is_broker() { BROKER_LIMIT } else { SINK_LIMIT },
             poll_interval: Duration::from_millis(500),
             lease: LEASE,
             retry_base: Duration::from_millis(50),

@@ -1,6 +1,6 @@
 //! What the nemesis can break.
 
-use crate::config::Kind;
+use crate::config::{Destination, Kind};
 
 /// What the nemesis can break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
@@ -27,6 +27,18 @@ pub enum Fault {
     SinkRefuses,
     /// The sink takes messages and hangs up before it answers.
     SinkHangsUp,
+    /// The broker is killed, and comes back with its data.
+    BrokerKill,
+    /// The broker is stopped for a while, and goes on.
+    BrokerPause,
+    /// Every message to and from the broker takes its time.
+    BrokerSlow,
+    /// The connections to the broker stay open, and nothing gets through.
+    BrokerHalfOpen,
+    /// All connections to the broker are cut on the way.
+    BrokerCut,
+    /// The broker takes messages, and its acknowledgements never arrive.
+    AcknowledgementsLost,
     /// Rows that are no events are put into the table by hand.
     MalformedRows,
     /// A business transaction stays open while others commit.
@@ -66,6 +78,25 @@ impl Fault {
     /// Every fault.
     pub fn all() -> &'static [Self] {
         <Self as clap::ValueEnum>::value_variants()
+    }
+
+    /// Why it makes no sense with a destination, if it makes none.
+    pub(crate) fn not_at(self, destination: Destination) -> Option<&'static str> {
+        use Fault::{
+            AcknowledgementsLost, BrokerCut, BrokerHalfOpen, BrokerKill, BrokerPause, BrokerSlow, SinkDown,
+            SinkHalfOpen, SinkHangsUp, SinkRefuses, SinkSlow,
+        };
+        match self {
+            SinkDown | SinkSlow | SinkHalfOpen | SinkRefuses | SinkHangsUp if destination.is_broker() => {
+                Some("the destination is a broker and no sink")
+            }
+            BrokerKill | BrokerPause | BrokerSlow | BrokerHalfOpen | BrokerCut | AcknowledgementsLost
+                if !destination.is_broker() =>
+            {
+                Some("the destination is no broker; see --destination")
+            }
+            _ => None,
+        }
     }
 
     /// Why it makes no sense with a database, if it makes none.

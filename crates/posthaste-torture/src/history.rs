@@ -74,14 +74,19 @@ pub enum What {
         committed: bool,
     },
 
-    /// The sink took a message. Whether the sender learnt of it is another matter.
+    /// The sink took a message, whether the sender learnt of it or not; or the broker has it, as a reader found at the end.
     Received(Message),
-    /// The sink refused a message.
+    /// A relay was told that the broker has a message.
+    Taken {
+        /// Its event.
+        id: String,
+    },
+    /// The sink or the broker refused a message.
     Refused {
         /// Its event.
         id: String,
     },
-    /// A relay cannot know whether the sink took these messages: the connection broke, or the time was over.
+    /// A relay cannot know whether the sink or the broker took these messages: the connection broke, or the time was over.
     AnswerLost {
         /// The events that the lost answer was about.
         ids: Vec<String>,
@@ -175,6 +180,9 @@ pub struct Run {
     pub seed: u64,
     /// Which database.
     pub database: String,
+    /// Where events were delivered to. Empty in histories that are older than the choice: to a sink.
+    #[serde(default)]
+    pub destination: String,
     /// How long things were broken.
     pub seconds: u64,
     /// The faults that must happen for the run to count.
@@ -187,6 +195,18 @@ pub struct Run {
     pub attempts: u32,
     /// Whether order within a key is promised.
     pub ordered: bool,
+}
+
+impl Run {
+    /// Whether the destination was a broker, which is read at the end.
+    pub fn reads_back(&self) -> bool {
+        !["", "sink"].contains(&self.destination.as_str())
+    }
+
+    /// From which database to which destination.
+    pub fn route(&self) -> String {
+        if self.reads_back() { format!("{} to {}", self.database, self.destination) } else { self.database.clone() }
+    }
 }
 
 /// A message, as it was written or as it was received.
@@ -202,7 +222,7 @@ pub struct Message {
     pub number: u64,
     /// A hash of its payload.
     pub hash: u64,
-    /// Whether the sink refuses it for good, by plan.
+    /// Whether the sink refuses it for good, by plan; or it goes where no broker takes anything.
     pub poison: bool,
 }
 

@@ -1,9 +1,10 @@
 //! Breaks everything around Posthaste, and checks that nothing was lost.
 //!
-//! Producers write business rows and events in one transaction, relays deliver them to a sink, a nemesis breaks what it
-//! can reach. All of them are processes of their own, and each writes down what it did. At the end everything is healed
+//! Producers write business rows and events in one transaction, relays deliver them to a sink or to a broker, a nemesis
+//! breaks what it can reach. All of them are processes of their own, and each writes down what it did. At the end everything is healed
 //! and drained, and a checker reads the [history].
 
+mod broker;
 pub mod check;
 mod config;
 mod database;
@@ -26,7 +27,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub use config::{Kind, Sabotage, Workload};
+pub use config::{Destination, Kind, Sabotage, Workload};
 pub use fault::Fault;
 pub use plan::Plan;
 

@@ -148,12 +148,12 @@ impl Member {
     /// Waits until it accepts connections.
     pub(crate) async fn wait_for_port(&self) -> anyhow::Result<()> {
         for _ in 0..200 {
-            if tokio::net::TcpStream::connect(self.config.sink).await.is_ok() {
+            if tokio::net::TcpStream::connect(self.config.destination_at).await.is_ok() {
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        bail!("{} does not listen at {}", self.config.name, self.config.sink)
+        bail!("{} does not listen at {}", self.config.name, self.config.destination_at)
     }
 }
 

@@ -12,7 +12,8 @@ use posthaste_core::store::{CommitError, NewRow};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
-use crate::config::{Kind, LEASE};
+use crate::broker::Broker;
+use crate::config::{Kind, LEASE, LONGEST_PAUSE};
 use crate::database::Database;
 use crate::fault::Fault;
 use crate::history::What;
@@ -35,6 +36,9 @@ const EXTRA_TIME: Duration = Duration::from_secs(120);
 /// What a producer says whom a full disk, or a server without a free place, has refused.
 const FULL: &[&str] = &["disk is full", "No space left", "is full", "53100"];
 const REFUSED: &[&str] = &["\"what\":\"failed\""];
+
+/// The bytes by which a message to a broker is known: the name of a header that each has.
+const EVENT: &[u8] = b"event-id";
 
 /// From how many seconds on a run is long.
 const LONG_RUN: u64 = 300;
@@ -137,7 +141,13 @@ impl<'a, D: Database> Nemesis<'a, D> {
                 let behaviour = Behaviour { hang_up: 0.1 + self.rng.f64() * 0.5, ..Behaviour::default() };
                 self.misbehave(fault, behaviour, |misdeeds| misdeeds.hung_up).await
             }
-            Fault::SinkHalfOpen => self.sink_half_open(fault).await,
+            Fault::SinkHalfOpen => Ok(self.half_open(fault).await),
+            Fault::BrokerKill
+            | Fault::BrokerPause
+            | Fault::BrokerSlow
+            | Fault::BrokerHalfOpen
+            | Fault::BrokerCut
+            | Fault::AcknowledgementsLost => self.break_broker(fault).await,
             Fault::MalformedRows => self.malformed(fault).await,
             Fault::LongTransaction => self.long_transaction(fault).await,
             Fault::TableLock => self.lock(fault).await,
@@ -241,7 +251,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
     // -- The sink
 
     async fn sink_down(&mut self, fault: Fault) -> anyhow::Result<u64> {
-        let mut sink = self.world.sink.lock().await;
+        let mut sink = self.world.sink()?.lock().await;
         self.note(fault, "");
         let hit = sink.kill().await?;
         sleep(self.outage(500..5000)).await;
@@ -257,9 +267,9 @@ impl<'a, D: Database> Nemesis<'a, D> {
         effects: fn(Misdeeds) -> u64,
     ) -> anyhow::Result<u64> {
         // Nobody kills it meanwhile: it would forget how it is to behave.
-        let sink = self.world.sink.lock().await;
+        let sink = self.world.sink()?.lock().await;
         self.note(fault, format!("{behaviour:?}"));
-        let mut lines = Lines::connect(sink.config.sink).await?;
+        let mut lines = Lines::connect(sink.config.destination_at).await?;
         let before: Misdeeds = lines.ask(&Request::Behave(behaviour)).await?;
         let mut after = before;
         let pause = self.millis(1000..4000);
@@ -275,8 +285,83 @@ impl<'a, D: Database> Nemesis<'a, D> {
         Ok(effects(after) - effects(before))
     }
 
-    async fn sink_half_open(&mut self, fault: Fault) -> anyhow::Result<u64> {
-        let proxy = &self.world.to_sink;
+    // -- The broker
+
+    /// One thing at a time, and not while nobody sends anything because of the last.
+    async fn break_broker(&mut self, fault: Fault) -> anyhow::Result<u64> {
+        let broker = self.world.broker()?.lock().await;
+        let sent = || self.world.to_destination.stats().bytes_up;
+        let (before, until) = (sent(), Instant::now() + LONGEST_PAUSE);
+        while sent() == before && Instant::now() < until {
+            sleep(Duration::from_millis(50)).await;
+        }
+        match fault {
+            Fault::BrokerKill => self.kill_broker(fault, &broker).await,
+            Fault::BrokerPause => Ok(self.pause_broker(fault, &broker).await),
+            Fault::BrokerSlow => Ok(self.slow_broker(fault).await),
+            Fault::BrokerHalfOpen => Ok(self.half_open(fault).await),
+            Fault::AcknowledgementsLost => Ok(self.lose_acknowledgements(fault).await),
+            _ => {
+                self.note(fault, "");
+                Ok(self.world.to_destination.cut())
+            }
+        }
+    }
+
+    async fn kill_broker(&mut self, fault: Fault, broker: &Broker) -> anyhow::Result<u64> {
+        self.note(fault, "");
+        let hit = broker.kill().await?;
+        sleep(self.outage(500..5000)).await;
+        broker.start_again().await?;
+        Ok(u64::from(hit))
+    }
+
+    async fn pause_broker(&mut self, fault: Fault, broker: &Broker) -> u64 {
+        self.note(fault, "");
+        let sent = || self.world.to_destination.stats().bytes_up;
+        let before = sent();
+        let hit = broker.signal(Signal::STOP);
+        sleep(self.outage(1000..6000)).await;
+        // Somebody wanted something of it.
+        let noticed = sent() > before;
+        broker.signal(Signal::CONT);
+        u64::from(hit && noticed)
+    }
+
+    async fn slow_broker(&mut self, fault: Fault) -> u64 {
+        let proxy = &self.world.to_destination;
+        let (delay, duration) = (self.millis(5..300), self.millis(1000..4000));
+        self.note(fault, format!("{delay:?}"));
+        let before = proxy.stats().bytes_up;
+        proxy.delay(Some(delay));
+        sleep(duration).await;
+        proxy.delay(None);
+        proxy.stats().bytes_up - before
+    }
+
+    async fn lose_acknowledgements(&mut self, fault: Fault) -> u64 {
+        let proxy = &self.world.to_destination;
+        self.note(fault, "");
+        let lost = || proxy.stats().replies_lost;
+        let first = lost();
+        for _ in 0..self.rng.u32(1..=4) {
+            let before = lost();
+            proxy.lose_reply_to(EVENT, self.rng.u32(1..30));
+            for _ in 0..50 {
+                sleep(Duration::from_millis(100)).await;
+                if lost() > before {
+                    break;
+                }
+            }
+        }
+        proxy.lose_no_reply();
+        lost() - first
+    }
+
+    // -- On the way to either
+
+    async fn half_open(&mut self, fault: Fault) -> u64 {
+        let proxy = &self.world.to_destination;
         self.note(fault, "");
         let before = proxy.stats().bytes_swallowed;
         proxy.black_hole(true);
@@ -285,7 +370,7 @@ impl<'a, D: Database> Nemesis<'a, D> {
         let swallowed = proxy.stats().bytes_swallowed - before;
         // What was swallowed never comes: these connections are of no use to anybody.
         proxy.cut();
-        Ok(swallowed)
+        swallowed
     }
 
     // -- The database
@@ -318,7 +403,8 @@ impl<'a, D: Database> Nemesis<'a, D> {
         let open = if self.world.plan.database == Kind::Sqlite { 500..2000 } else { 2000..8000 };
         let open = self.millis(open);
         self.note(fault, format!("{open:?}"));
-        let (mut message, payload) = plan(&mut self.rng, self.world.plan.workload);
+        let (mut message, payload) =
+            plan(&mut self.rng, self.world.plan.workload, self.world.plan.destination.longest_payload());
         "nemesis".clone_into(&mut message.key);
         message.poison = false;
         let id = message.id.clone();

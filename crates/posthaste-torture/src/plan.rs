@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::config::{Kind, Sabotage, Workload};
+use crate::config::{Destination, Kind, Sabotage, Workload};
 use crate::fault::Fault;
 
 /// What a run is asked to do.
@@ -11,6 +11,10 @@ pub struct Plan {
     /// The database. Servers are started for the run, in a temporary directory.
     #[arg(long, value_enum, default_value = "sqlite")]
     pub database: Kind,
+    /// Where events are delivered to. A broker is started for the run, in a temporary directory, by `scripts/brokers` of the
+    /// repository, and is broken like everything else; at the end all that it has is read by a client that is not ours.
+    #[arg(long, value_enum, default_value = "sink")]
+    pub destination: Destination,
     /// For how long things are broken; longer if some fault had no turn until then.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub seconds: u64,

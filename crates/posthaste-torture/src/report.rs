@@ -47,8 +47,8 @@ impl Page {
     fn title(&mut self, report: &Report) -> fmt::Result {
         let run = &report.run;
         let title = self.paint("posthaste-torture", Style::new().bold());
-        let (version, database, seed) = (&run.version, &run.database, run.seed);
-        writeln!(self.text, "{title} {version}, {database}, seed {seed}, {}", counted(run.seconds, "second"))?;
+        let (version, route, seed) = (&run.version, run.route(), run.seed);
+        writeln!(self.text, "{title} {version}, {route}, seed {seed}, {}", counted(run.seconds, "second"))?;
         writeln!(self.text)
     }
 

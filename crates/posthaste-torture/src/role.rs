@@ -2,6 +2,8 @@
 
 mod deliver;
 mod producer;
+#[cfg(feature = "brokers")]
+mod publish;
 mod relay;
 mod sink;
 
@@ -20,6 +22,7 @@ use crate::database::Database;
 use crate::history::Recorder;
 use crate::watched::Watched;
 
+use deliver::Way;
 pub(crate) use producer::{KEYS, event, plan};
 
 /// Everything in hand was delivered and settled.
@@ -74,30 +77,31 @@ fn end_with_the_run() {
     std::process::exit(i32::from(DRAINED));
 }
 
-/// An outbox that delivers to the sink.
+/// An outbox, and the way by which it delivers.
 async fn start<D: Database>(
     config: &Config,
     store: &D,
     recorder: &Arc<Recorder>,
     builder: fn(Watched<D>) -> OutboxBuilder<Watched<D>>,
-) -> Outbox<Watched<D>> {
+) -> anyhow::Result<(Outbox<Watched<D>>, Way)> {
+    let way = Way::open(config, recorder).await?;
     loop {
         let store = Watched::new(store.clone(), Arc::clone(recorder), config.sabotage);
-        let listener = posthaste_core::listener::batch(deliver::Sender::new(config, recorder));
-        match builder(store).options(config.options()).listen_all(listener).start().await {
-            Ok(outbox) => return outbox,
+        match way.listen(builder(store).options(config.options())).start().await {
+            Ok(outbox) => return Ok((outbox, way)),
             Err(error) => tracing::info!(%error, "the outbox cannot start yet"),
         }
         sleep(Duration::from_millis(200)).await;
     }
 }
 
-/// Closes the outbox; at once if the process is asked to end a second time.
-async fn close<D: Database>(outbox: &Outbox<Watched<D>>, asked_to_end: &mut Signal) -> ExitCode {
+/// Closes the outbox, at once if the process is asked to end a second time, and then its way.
+async fn close<D: Database>(outbox: &Outbox<Watched<D>>, way: &Way, asked_to_end: &mut Signal) -> ExitCode {
     let closed = tokio::select! {
         closed = outbox.shutdown() => closed,
         _ = asked_to_end.recv() => outbox.shutdown_now().await,
     };
+    way.close().await;
     ExitCode::from(match (closed.released, closed.abandoned) {
         (0, 0) => DRAINED,
         (_, 0) => RELEASED,

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::check;
-use crate::config::{Kind, LEASE, LONGEST_BACKOFF};
+use crate::config::{Kind, LEASE, LONGEST_BACKOFF, LONGEST_PAUSE, Sabotage};
 use crate::database::Database;
 use crate::fault::Fault;
 use crate::history::{self, Entry, Recorder, Run, What};
@@ -30,6 +30,7 @@ const HANDS: u64 = 2;
 
 /// Runs, checks and reports.
 pub(crate) async fn run(plan: Plan, program: &[OsString]) -> anyhow::Result<ExitCode> {
+    can_be_had(&plan)?;
     let directory = output(&plan)?;
     let torture = async {
         match plan.database {
@@ -61,11 +62,25 @@ pub(crate) fn verdict(history: &Path) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(report.exit_code()))
 }
 
+fn can_be_had(plan: &Plan) -> anyhow::Result<()> {
+    let destination = plan.destination.name();
+    ensure!(
+        cfg!(feature = "brokers") || !plan.destination.is_broker(),
+        "the destination {destination} was not compiled in; build with the feature brokers"
+    );
+    ensure!(
+        plan.sabotage != Some(Sabotage::CursorById) || !plan.destination.is_broker(),
+        "the mistake of a cursor by id is made on the way to a sink only"
+    );
+    Ok(())
+}
+
 const HISTORY: &str = "history.ndjson";
 
 fn output(plan: &Plan) -> anyhow::Result<PathBuf> {
     let Some(directory) = &plan.output else {
-        let prefix = format!("posthaste-torture-{}-{}-", plan.database.name(), plan.seed);
+        let (database, destination) = (plan.database.name(), plan.destination.name());
+        let prefix = format!("posthaste-torture-{database}-{destination}-{}-", plan.seed);
         return Ok(tempfile::Builder::new().prefix(&prefix).tempdir()?.keep());
     };
     fs::create_dir_all(directory).with_context(|| format!("creating {}", directory.display()))?;
@@ -75,7 +90,8 @@ fn output(plan: &Plan) -> anyhow::Result<PathBuf> {
 }
 
 async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]) -> anyhow::Result<()> {
-    println!("database {}, seed {}, {} s", plan.database.name(), plan.seed, plan.seconds);
+    let (database, destination) = (plan.database.name(), plan.destination.name());
+    println!("database {database}, destination {destination}, seed {}, {} s", plan.seed, plan.seconds);
     let ground = Ground::prepare(&plan).await?;
     let (faults, left_out) = choose(&plan, &ground);
     if let Some((fault, reason)) = left_out.first().filter(|_| !plan.faults.is_empty()) {
@@ -87,7 +103,8 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
     let intention = Run {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         seed: plan.seed,
-        database: plan.database.name().to_owned(),
+        database: database.to_owned(),
+        destination: destination.to_owned(),
         seconds: plan.seconds,
         faults: faults.iter().map(|fault| fault.name()).collect(),
         left_out,
@@ -126,6 +143,7 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
     world.end_relays().await?;
     view.show(&[]);
     drop(view);
+    world.read_back().await?;
     let dump = world.store.dump().await.context("reading the database at the end")?;
     history::write(&directory.join(LAST), &dump)?;
     Recorder::open(&directory.join(LAST), "run")?.record(What::End);
@@ -142,6 +160,11 @@ fn choose(plan: &Plan, ground: &Ground) -> (Vec<Fault>, Vec<(String, String)>) {
     let mut faults = Vec::new();
     let mut left_out = Vec::new();
     for &fault in wanted {
+        // Which faults are for sinks and which for brokers needs to be said only to those who ask for the other.
+        let elsewhere = fault.not_at(plan.destination);
+        if elsewhere.is_some() && plan.faults.is_empty() {
+            continue;
+        }
         let reason = match fault {
             Fault::DiskFull if plan.database == Kind::Mariadb && plan.faults.is_empty() => {
                 Some("MariaDB 10.11 loses committed rows by it; name the fault to see".to_owned())
@@ -155,7 +178,7 @@ fn choose(plan: &Plan, ground: &Ground) -> (Vec<Fault>, Vec<(String, String)>) {
             }
             _ => None,
         };
-        match fault.out_of_place(plan.database).map(str::to_owned).or(reason) {
+        match elsewhere.or(fault.out_of_place(plan.database)).map(str::to_owned).or(reason) {
             Some(reason) => left_out.push((fault.name(), reason)),
             None => faults.push(fault),
         }
@@ -183,7 +206,8 @@ async fn heal<D: Database>(world: &World<D>) -> anyhow::Result<()> {
 
 /// How long what is pending may take when nothing is broken any more.
 fn patience(plan: &Plan) -> Duration {
-    LEASE + LONGEST_BACKOFF + Duration::from_secs(plan.margin)
+    let pause = if plan.destination.is_broker() { LONGEST_PAUSE } else { Duration::ZERO };
+    LEASE + LONGEST_BACKOFF + pause + Duration::from_secs(plan.margin)
 }
 
 /// Waits until nothing is pending, or patience has run out.

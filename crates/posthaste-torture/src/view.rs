@@ -65,7 +65,9 @@ impl View {
                 let counter = match () {
                     () if line.contains("\"what\":\"acked\"") => &mut self.written,
                     () if line.contains("\"what\":\"unknown\"") => &mut self.unknown,
-                    () if line.contains("\"what\":\"received\"") => &mut self.received,
+                    () if line.contains("\"what\":\"received\"") || line.contains("\"what\":\"taken\"") => {
+                        &mut self.received
+                    }
                     () => continue,
                 };
                 *counter += 1;

@@ -11,10 +11,11 @@ use rustix::process::Signal;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep};
 
+use crate::broker::Broker;
 use crate::config::{Config, Kind, Role};
 use crate::database::Database;
 use crate::fault::Fault;
-use crate::history::Recorder;
+use crate::history::{Recorder, What};
 use crate::member::Member;
 use crate::plan::Plan;
 use crate::proxy::Proxy;
@@ -37,8 +38,10 @@ pub(crate) struct World<D> {
     pub(crate) to_database: Option<Proxy>,
     /// The bytes that ask the database to commit.
     pub(crate) commit: &'static [u8],
-    pub(crate) to_sink: Proxy,
-    pub(crate) sink: Mutex<Member>,
+    pub(crate) to_destination: Proxy,
+    /// Where events are delivered to: one of the two.
+    sink: Option<Mutex<Member>>,
+    broker: Option<Mutex<Broker>>,
     producers: Vec<Mutex<Member>>,
     relays: Vec<Mutex<Member>>,
     broken: std::sync::Mutex<BTreeSet<String>>,
@@ -113,11 +116,19 @@ impl<D: Database> World<D> {
             _ => server::Kind::MariaDb.commit(),
         };
         let sink_at = SocketAddr::from((Ipv4Addr::LOCALHOST, server::free_port()?));
-        let to_sink = Proxy::start(sink_at).await?;
-        let cast = Cast { plan: &plan, directory, program, url, sink: to_sink.addr(), sink_at };
+        let to_destination = Proxy::start(sink_at).await?;
+        let broker = if plan.destination.is_broker() {
+            let broker = Broker::start(plan.destination, to_destination.addr(), directory.join("broker.log")).await?;
+            to_destination.set_target(broker.addr());
+            broker.prepare().await?;
+            Some(Mutex::new(broker))
+        } else {
+            None
+        };
+        let cast = Cast { plan: &plan, directory, program, url, destination_at: to_destination.addr() };
         let producers = (1..=plan.producers).map(|number| cast.producer(number)).collect::<anyhow::Result<_>>()?;
         let relays = (1..=plan.relays).map(|number| cast.relay(number)).collect::<anyhow::Result<_>>()?;
-        let sink = cast.sink()?;
+        let sink = if broker.is_none() { Some(cast.sink(sink_at)?) } else { None };
         let recorder = Recorder::open(&directory.join("nemesis.ndjson"), "nemesis")?;
         let world = Self {
             directory: directory.to_owned(),
@@ -128,8 +139,9 @@ impl<D: Database> World<D> {
             disk: Mutex::new(disk),
             to_database,
             commit,
-            to_sink,
+            to_destination,
             sink,
+            broker,
             producers,
             relays,
             broken: std::sync::Mutex::default(),
@@ -140,14 +152,25 @@ impl<D: Database> World<D> {
     }
 
     async fn start_all(&self) -> anyhow::Result<()> {
-        let mut sink = self.sink.lock().await;
-        sink.start()?;
-        sink.wait_for_port().await?;
-        drop(sink);
+        if let Some(sink) = &self.sink {
+            let mut sink = sink.lock().await;
+            sink.start()?;
+            sink.wait_for_port().await?;
+        }
         for member in self.relays.iter().chain(&self.producers) {
             member.lock().await.start()?;
         }
         Ok(())
+    }
+
+    /// The sink, for those who break it.
+    pub(crate) fn sink(&self) -> anyhow::Result<&Mutex<Member>> {
+        self.sink.as_ref().context("there is no sink")
+    }
+
+    /// The broker, for those who break it.
+    pub(crate) fn broker(&self) -> anyhow::Result<&Mutex<Broker>> {
+        self.broker.as_ref().context("there is no broker")
     }
 
     /// Somebody for the fault to happen to, whom nobody else hurts at the same time.
@@ -176,12 +199,31 @@ impl<D: Database> World<D> {
 
     /// Starts whoever ended without anybody's doing. What that means is for the checker to say.
     pub(crate) async fn revive(&self) -> anyhow::Result<()> {
-        for member in self.relays.iter().chain(&self.producers).chain([&self.sink]) {
+        for member in self.relays.iter().chain(&self.producers).chain(&self.sink) {
             // One that is held is being hurt.
             if let Ok(mut member) = member.try_lock() {
                 member.revive().await?;
             }
         }
+        match &self.broker {
+            Some(broker) => match broker.try_lock() {
+                Ok(broker) => self.revive_broker(&broker).await,
+                Err(_) => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Does what an operator would: a broker that has fallen by itself is started again.
+    async fn revive_broker(&self, broker: &Broker) -> anyhow::Result<()> {
+        if !broker.has_fallen() {
+            return Ok(());
+        }
+        let fault = "broker-fell".to_owned();
+        self.recorder.record(What::Broken { fault: fault.clone(), detail: "by itself".to_owned() });
+        broker.kill().await?;
+        broker.start_again().await?;
+        self.recorder.record(What::Mended { fault, effects: 1 });
         Ok(())
     }
 
@@ -224,7 +266,19 @@ impl<D: Database> World<D> {
     /// Ends everybody else.
     pub(crate) async fn end_relays(&self) -> anyhow::Result<()> {
         end(&self.relays).await?;
-        self.sink.lock().await.end().await
+        match &self.sink {
+            Some(sink) => sink.lock().await.end().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Writes down what a broker has. A sink has done that by itself.
+    pub(crate) async fn read_back(&self) -> anyhow::Result<()> {
+        let Some(broker) = &self.broker else { return Ok(()) };
+        let recorder = Recorder::open(&self.directory.join("reader.ndjson"), "reader")?;
+        let broker = broker.lock().await;
+        self.revive_broker(&broker).await?;
+        broker.read(&recorder).await
     }
 
     /// Stops the server.
@@ -257,8 +311,7 @@ struct Cast<'a> {
     directory: &'a Path,
     program: &'a [OsString],
     url: String,
-    sink: SocketAddr,
-    sink_at: SocketAddr,
+    destination_at: SocketAddr,
 }
 
 impl Cast<'_> {
@@ -270,7 +323,8 @@ impl Cast<'_> {
             directory: PathBuf::from(self.directory),
             database: self.plan.database,
             url: self.url.clone(),
-            sink: self.sink,
+            destination: self.plan.destination,
+            destination_at: self.destination_at,
             seed,
             life: 0,
             workload: self.plan.workload,
@@ -303,8 +357,8 @@ impl Cast<'_> {
         self.member(Config { connections, ..config })
     }
 
-    fn sink(&self) -> anyhow::Result<Mutex<Member>> {
-        self.member(Config { sink: self.sink_at, ..self.config(Role::Sink, "sink".to_owned()) })
+    fn sink(&self, at: SocketAddr) -> anyhow::Result<Mutex<Member>> {
+        self.member(Config { destination_at: at, ..self.config(Role::Sink, "sink".to_owned()) })
     }
 }
 

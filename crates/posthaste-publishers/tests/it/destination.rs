@@ -182,6 +182,50 @@ async fn messages_have_address_key_and_envelope() {
     assert_eq!(shape("3"), ("rest", None, "3"));
 }
 
+/// Puts a number before the name of every address.
+struct Numbering(Arc<Broker>);
+
+impl Publisher for Numbering {
+    const BINDING: Binding = Broker::BINDING;
+
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    async fn publish(&self, mut messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        for (number, message) in messages.iter_mut().enumerate() {
+            message.to = format!("{number}.{}", message.to);
+        }
+        self.0.publish(messages).await
+    }
+
+    async fn check(&self) -> Result<(), PublishError> {
+        self.0.check().await
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_publisher_around_another_keeps_what_was_set() {
+    let broker = Broker::new();
+    let (store, _) = store();
+    let destination = broker.to("orders.{event_type}").key("{tenant_id}").max_batch(1).through(Numbering);
+    let outbox = testing::outbox_on(store).listen("Order", "*", destination).start_test().await;
+    write(&outbox, [order("1").tenant_id("acme"), order("2").tenant_id("acme")]).await;
+    assert_eq!(outbox.drain_now().await.done, 2);
+    for message in &*broker.shared.taken.borrow() {
+        assert_eq!((message.to.as_str(), message.key.as_deref()), ("0.orders.OrderPlaced", Some("acme")));
+    }
+    broker.set_away(true);
+    write(&outbox, [order("3").tenant_id("acme")]).await;
+    broker.until_asked(3).await;
+    tokio::task::yield_now().await;
+    assert_eq!(broker.breaker.state(), BreakerState::Open);
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_lacks_a_place_is_unroutable_and_uses_no_attempt() {
     let broker = Broker::new();

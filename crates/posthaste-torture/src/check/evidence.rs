@@ -55,7 +55,10 @@ pub(super) struct Event<'a> {
     pub(super) changed: Vec<Changed<'a>>,
     /// When it was first heard of, before the database was looked at.
     pub(super) seen_at: Option<i64>,
+    /// When it was first received, or read from the broker.
     pub(super) received_at: Option<i64>,
+    /// When a relay was first told that the broker has it.
+    pub(super) taken_at: Option<i64>,
     /// When the database noted that it is DONE.
     pub(super) done_at: Option<i64>,
     pub(super) dead_at: Option<i64>,
@@ -126,6 +129,16 @@ impl<'a> Evidence<'a> {
 
     pub(super) fn ordered(&self) -> bool {
         self.run.is_some_and(|run| run.ordered)
+    }
+
+    /// Whether what the destination received was read from a broker at the end.
+    pub(super) fn reads_back(&self) -> bool {
+        self.run.is_some_and(Run::reads_back)
+    }
+
+    /// When an event is first known to have arrived. What was read at the end had arrived by the time a relay was told so.
+    pub(super) fn arrived_at(&self, event: &Event<'_>) -> Option<i64> {
+        if self.reads_back() { event.taken_at } else { event.received_at }
     }
 
     /// Whether what is pending at the end had all the time it may take.
@@ -242,6 +255,7 @@ impl<'a> Evidence<'a> {
                 }
                 event.received.push(message);
             }
+            What::Taken { .. } => _ = event.taken_at.get_or_insert(entry.at),
             What::Refused { .. } => event.refused += 1,
             What::AnswerLost { .. } => event.answers_lost += 1,
             What::Claimed { lease, took_ms, .. } => {
@@ -320,6 +334,7 @@ pub(super) fn subject(what: &What) -> Option<&str> {
         | What::Failed { id, .. }
         | What::Unknown { id, .. }
         | What::Resolved { id, .. }
+        | What::Taken { id }
         | What::Refused { id }
         | What::Settled { id, .. }
         | What::Malformed { id }

@@ -85,7 +85,11 @@ fn lost(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
         && !event.is("dead")
         && !still_to_come;
     let row = || event.row.map_or_else(|| "missing".to_owned(), str::to_uppercase);
-    wrong.then(|| format!("it was never received, and its row is {}", row()))
+    let never = match event.taken_at {
+        Some(_) => "the broker said that it has it, and does not have it at the end",
+        None => "it was never received",
+    };
+    wrong.then(|| format!("{never}, and its row is {}", row()))
 }
 
 /// By how many microseconds the clocks of the sink and the database may differ: some count milliseconds.
@@ -95,11 +99,14 @@ fn false_done(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
     if !evidence.is_complete() {
         return None;
     }
-    let Some(received_at) = event.received_at else {
+    if event.received_at.is_none() {
         // A malformed row that is made DONE was not received either.
         return event.is("done").then(|| "its row is DONE, but it was never received".to_owned());
+    }
+    let Some(arrived_at) = evidence.arrived_at(event) else {
+        return event.is("done").then(|| "its row is DONE, but nobody was told that the broker has it".to_owned());
     };
-    let early = received_at.saturating_sub(event.done_at?);
+    let early = arrived_at.saturating_sub(event.done_at?);
     (early > CLOCKS).then(|| format!("it was DONE {} ms before it was first received", early / 1000))
 }
 

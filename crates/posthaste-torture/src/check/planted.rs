@@ -35,6 +35,7 @@ impl Planted {
             version: "0.1.0".to_owned(),
             seed: 42,
             database: "sqlite".to_owned(),
+            destination: "sink".to_owned(),
             seconds: 10,
             faults: vec!["kill-relay".to_owned()],
             left_out: vec![("disk-full".to_owned(), "needs root".to_owned())],

@@ -3,7 +3,7 @@
 //! It is sent once under a lease. So it comes again only under another, and what ended the first without DONE explains it:
 //!
 //! - The lease was taken over, because it had run out: its process was killed, stopped, or could not write the outcome.
-//! - The sink's answer was lost, and the process put the event off.
+//! - The answer of the sink or the broker was lost, and the process put the event off.
 //! - The process was ending, could not write the outcome in time, and gave the event back.
 //! - The server crashed, and the lease was gone afterwards, because claims do not wait for the disk.
 

@@ -27,7 +27,7 @@ pub struct Timeline {
     pub step: u64,
     /// Events acknowledged per second.
     pub written: Vec<f64>,
-    /// Messages received per second, repeats and all.
+    /// Messages received per second, repeats and all; by a broker, as it said so.
     pub received: Vec<f64>,
     /// Events that were written by the end of the step, but neither received nor DEAD.
     pub lag: Vec<u64>,
@@ -178,7 +178,8 @@ fn draw_curves(timeline: &mut Timeline, clock: &Clock, evidence: &Evidence<'_>, 
     for entry in entries {
         match entry.what {
             What::Acked { .. } => written[place(entry.at)] += 1,
-            What::Received(_) => received[place(entry.at)] += 1,
+            What::Received(_) if !evidence.reads_back() => received[place(entry.at)] += 1,
+            What::Taken { .. } => received[place(entry.at)] += 1,
             _ => {}
         }
     }
@@ -193,7 +194,7 @@ fn lag(evidence: &Evidence<'_>, steps: usize, place: impl Fn(i64) -> usize) -> V
     for event in evidence.events.iter().filter(|event| event.ledger.is_some()) {
         let from = event.seen_at.map_or(steps - 1, &place);
         begun[from] += 1;
-        if let Some(at) = event.received_at.or(event.dead_at) {
+        if let Some(at) = evidence.arrived_at(event).or(event.dead_at) {
             over[place(at).max(from)] += 1;
         }
     }

@@ -24,7 +24,7 @@ pub fn html(report: &Report) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>{word}: {} with seed {}</title>\n<style>\n{STYLE}</style>\n</head>\n\
          <body>\n<main>\n{}</main>\n</body>\n</html>\n",
-        escape(&run.database),
+        escape(&run.route()),
         run.seed,
         body.concat()
     )
@@ -47,7 +47,7 @@ pub(super) fn escape(text: &str) -> String {
 
 fn header(report: &Report, word: &str, meaning: &str) -> String {
     let run = &report.run;
-    let facts = [escape(&run.database), format!("seed {}", run.seed), counted(run.seconds, "second")];
+    let facts = [escape(&run.route()), format!("seed {}", run.seed), counted(run.seconds, "second")];
     let (class, facts) = (class(report.conclusion), facts.join(" · "));
     format!(
         "<header>\n<p class=\"name\">posthaste-torture {}</p>\n\
@@ -163,6 +163,7 @@ fn settings(report: &Report) -> String {
     let settings = [
         ("release", escape(&run.version)),
         ("database", escape(&run.database)),
+        ("destination", escape(if run.reads_back() { &run.destination } else { "sink" })),
         ("seed", run.seed.to_string()),
         ("broken for", counted(run.seconds, "second")),
         ("a lease runs out after", known(run.lease_ms.unsigned_abs(), "millisecond")),

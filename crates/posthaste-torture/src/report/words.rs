@@ -79,6 +79,7 @@ pub(super) fn describe(what: &What) -> String {
         What::Resolved { committed: true, .. } => "looked up: found".to_owned(),
         What::Resolved { committed: false, .. } => "looked up: not found".to_owned(),
         What::Received(message) => format!("received {}", content(message)),
+        What::Taken { .. } => "acknowledged by the broker".to_owned(),
         What::Refused { .. } => "refused".to_owned(),
         What::Claimed { lease, ids, .. } => format!("{} claimed under lease {lease}", counted(ids.len() as u64, "row")),
         What::AnswerLost { ids } => format!("answer lost for {}", counted(ids.len() as u64, "message")),

@@ -1,17 +1,62 @@
-//! Sending events to the sink.
+//! Sending events to their destination.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use posthaste_core::listener::{BatchListener, Delivery, Failure, Outcome, Verdict};
+use posthaste_core::OutboxBuilder;
+use posthaste_core::listener::{BatchListener, Delivery, Failure, Outcome, Verdict, batch};
 
+#[cfg(feature = "brokers")]
+use super::publish::Line;
 use crate::config::{Config, Sabotage};
+use crate::database::Database;
 use crate::history::{Message, Recorder, What};
+use crate::watched::Watched;
 use crate::wire::{Answer, Lines, Parcel, Request};
 
 /// How long to leave a sink alone that cannot be reached. Not an attempt: the event has nothing to do with it.
 const SINK_AWAY: Duration = Duration::from_millis(300);
+
+/// How events get to their destination.
+pub(super) enum Way {
+    ToSink(Sender),
+    #[cfg(feature = "brokers")]
+    ToBroker(Line),
+}
+
+impl Way {
+    pub(super) async fn open(config: &Config, recorder: &Arc<Recorder>) -> anyhow::Result<Self> {
+        if !config.destination.is_broker() {
+            return Ok(Self::ToSink(Sender::new(config, recorder)));
+        }
+        #[cfg(feature = "brokers")]
+        {
+            Line::open(config, recorder).await.map(Self::ToBroker)
+        }
+        #[cfg(not(feature = "brokers"))]
+        {
+            anyhow::bail!("{} was not compiled in", config.destination.name())
+        }
+    }
+
+    /// Registers the listener that goes this way.
+    pub(super) fn listen<D: Database>(&self, builder: OutboxBuilder<Watched<D>>) -> OutboxBuilder<Watched<D>> {
+        match self {
+            Self::ToSink(sender) => builder.listen_all(batch(sender.clone())),
+            #[cfg(feature = "brokers")]
+            Self::ToBroker(line) => line.listen(builder),
+        }
+    }
+
+    pub(super) async fn close(&self) {
+        match self {
+            Self::ToSink(_) => {}
+            #[cfg(feature = "brokers")]
+            Self::ToBroker(line) => line.close().await,
+        }
+    }
+}
 
 /// A listener that sends events to the sink, and believes nothing but its answer.
 #[derive(Clone)]
@@ -25,7 +70,7 @@ pub(super) struct Sender {
 impl Sender {
     pub(super) fn new(config: &Config, recorder: &Arc<Recorder>) -> Self {
         let (idle, sabotage) = (Arc::default(), config.sabotage);
-        Self { sink: config.sink, recorder: Arc::clone(recorder), idle, sabotage }
+        Self { sink: config.destination_at, recorder: Arc::clone(recorder), idle, sabotage }
     }
 
     async fn send(&self, events: &[Delivery]) -> Vec<Verdict> {
@@ -33,7 +78,8 @@ impl Sender {
             return events.iter().map(|_| Ok(Outcome::RetryAfter(SINK_AWAY))).collect();
         };
         let request = Request::Take(events.iter().map(parcel).collect());
-        let unanswered = Unanswered { recorder: &self.recorder, events };
+        let ids = events.iter().map(|event| event.id().to_string()).collect();
+        let unanswered = Unanswered::new(&self.recorder, ids);
         match lines.ask::<Vec<Answer>>(&request).await {
             Ok(answers) if answers.len() == events.len() => {
                 unanswered.answered();
@@ -98,20 +144,27 @@ fn parcel(event: &Delivery) -> Parcel {
 }
 
 /// Notes that an answer did not come, for whatever reason: an error, or the time limit that drops the future.
-struct Unanswered<'a> {
+pub(super) struct Unanswered<'a> {
     recorder: &'a Recorder,
-    events: &'a [Delivery],
+    ids: Vec<String>,
 }
 
-impl Unanswered<'_> {
-    fn answered(self) {
-        std::mem::forget(self);
+impl<'a> Unanswered<'a> {
+    pub(super) fn new(recorder: &'a Recorder, ids: Vec<String>) -> Self {
+        Self { recorder, ids }
+    }
+
+    /// The ids, now that there is an answer about each.
+    pub(super) fn answered(mut self) -> Vec<String> {
+        std::mem::take(&mut self.ids)
     }
 }
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        let ids = self.events.iter().map(|event| event.id().to_string()).collect();
-        self.recorder.record(What::AnswerLost { ids });
+        let ids = std::mem::take(&mut self.ids);
+        if !ids.is_empty() {
+            self.recorder.record(What::AnswerLost { ids });
+        }
     }
 }

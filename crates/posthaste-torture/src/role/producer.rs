@@ -20,11 +20,19 @@ use crate::wire::hash;
 /// How many keys there are. Few enough that transactions meet, many enough that most do not.
 pub(crate) const KEYS: u64 = 100;
 
+/// Whose events are written.
+pub(super) const AGGREGATE: &str = "Account";
+
+/// Where a broker takes messages, and where it does not.
+const ACCOUNTS: &str = "accounts";
+const NOWHERE: &str = "nowhere";
+
 pub(super) async fn run<D: Database>(config: Config, store: D, recorder: Arc<Recorder>) -> anyhow::Result<ExitCode> {
     let mut ended = asked_to_end()?;
     // A relay that follows the numbers leaves nothing to the hot path.
     let hot = config.hot && config.sabotage != Some(Sabotage::CursorById);
-    let outbox = start(&config, &store, &recorder, if hot { Outbox::many_nodes } else { Outbox::writer_only }).await;
+    let builder = if hot { Outbox::many_nodes } else { Outbox::writer_only };
+    let (outbox, way) = start(&config, &store, &recorder, builder).await?;
     let stop = CancellationToken::new();
     let mut writers = JoinSet::new();
     let mut rng = config.rng();
@@ -36,6 +44,7 @@ pub(super) async fn run<D: Database>(config: Config, store: D, recorder: Arc<Rec
             recorder: Arc::clone(&recorder),
             rng,
             workload: config.workload,
+            longest: config.destination.longest_payload(),
             sabotaged: config.sabotage.is_some(),
         };
         writers.spawn(writer.write_until(stop.clone(), pause));
@@ -43,7 +52,7 @@ pub(super) async fn run<D: Database>(config: Config, store: D, recorder: Arc<Rec
     ended.recv().await;
     stop.cancel();
     while writers.join_next().await.is_some() {}
-    Ok(close(&outbox, &mut ended).await)
+    Ok(close(&outbox, &way, &mut ended).await)
 }
 
 struct Writer<D: Database> {
@@ -51,6 +60,8 @@ struct Writer<D: Database> {
     recorder: Arc<Recorder>,
     rng: fastrand::Rng,
     workload: Workload,
+    /// The longest payload.
+    longest: usize,
     /// A sabotaged build is to be caught by its mistake, and not by what it makes of poison.
     sabotaged: bool,
 }
@@ -62,7 +73,9 @@ impl<D: Database> Writer<D> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !stop.is_cancelled() {
             ticks.tick().await;
-            let mut messages: Vec<_> = (0..self.rng.usize(1..=3)).map(|_| plan(&mut self.rng, self.workload)).collect();
+            let how_many = self.rng.usize(1..=3);
+            let mut messages: Vec<_> =
+                (0..how_many).map(|_| plan(&mut self.rng, self.workload, self.longest)).collect();
             for (message, _) in &mut messages {
                 message.poison &= !self.sabotaged;
             }
@@ -127,10 +140,9 @@ impl Ended {
 }
 
 /// A message to be written, without its number, and its payload.
-pub(crate) fn plan(rng: &mut fastrand::Rng, workload: Workload) -> (Message, String) {
+pub(crate) fn plan(rng: &mut fastrand::Rng, workload: Workload, longest: usize) -> (Message, String) {
     let length = match (workload, rng.u16(..)) {
-        // The longest that fits.
-        (Workload::Mixed, 0..=40) | (Workload::Large, 0..=6500) => 1 << 20,
+        (Workload::Mixed, 0..=40) | (Workload::Large, 0..=6500) => longest,
         (Workload::Mixed, 41..=1000) => rng.usize(1000..50_000),
         _ => rng.usize(2..400),
     };
@@ -155,7 +167,8 @@ pub(crate) fn plan(rng: &mut fastrand::Rng, workload: Workload) -> (Message, Str
 pub(crate) fn event(message: &Message, payload: &str) -> Event {
     let event = Event::builder(message.event_type.as_str())
         .id(&message.id)
-        .aggregate("Account", &message.key)
+        .aggregate(AGGREGATE, &message.key)
+        .topic(if message.poison { NOWHERE } else { ACCOUNTS })
         .header("number", message.number.to_string())
         .json_text(payload);
     let event = if message.poison { event.header("poison", "yes") } else { event };

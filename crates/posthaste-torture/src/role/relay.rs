@@ -24,9 +24,9 @@ pub(super) async fn run<D: Database>(config: Config, store: D, recorder: Arc<Rec
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let outbox = start(&config, &store, &recorder, Outbox::many_nodes).await;
+    let (outbox, way) = start(&config, &store, &recorder, Outbox::many_nodes).await?;
     ended.recv().await;
-    Ok(close(&outbox, &mut ended).await)
+    Ok(close(&outbox, &way, &mut ended).await)
 }
 
 /// The sabotaged relay: reads on from the greatest number that it has seen.

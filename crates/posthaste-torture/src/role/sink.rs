@@ -23,7 +23,9 @@ pub(super) async fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let recorder = config.recorder()?;
     let state = (Behaviour::default(), Misdeeds::default(), config.rng());
     let sink = Arc::new(Sink { recorder, state: Mutex::new(state) });
-    let listener = TcpListener::bind(config.sink).await.with_context(|| format!("listening at {}", config.sink))?;
+    let listener = TcpListener::bind(config.destination_at)
+        .await
+        .with_context(|| format!("listening at {}", config.destination_at))?;
     loop {
         tokio::select! {
             accepted = listener.accept() => {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
+#[cfg(feature = "brokers")]
+mod brokers;
 mod client;
 #[cfg(feature = "failpoints")]
 mod crash;

@@ -22,7 +22,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-async fn is_valid(arguments: &str) {
+pub(crate) async fn is_valid(arguments: &str) {
     let (output, directory) = torture(arguments).await;
     let text = text(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
@@ -36,7 +36,7 @@ async fn is_valid(arguments: &str) {
 }
 
 /// The run is invalid, because one of these rules was broken.
-async fn is_caught(rules: &[&str], arguments: &str) {
+pub(crate) async fn is_caught(rules: &[&str], arguments: &str) {
     let (output, _directory) = torture(arguments).await;
     let text = text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
@@ -114,4 +114,23 @@ async fn a_fault_that_cannot_be_had_is_refused_when_it_is_asked_for() {
     let (output, _directory) = torture("--seconds 1 --faults database-crash").await;
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output).contains("database-crash cannot be had here: SQLite has no server"), "{}", text(&output));
+}
+
+#[tokio::test]
+async fn a_fault_of_another_destination_is_refused_when_it_is_asked_for() {
+    let (output, _directory) = torture("--seconds 1 --faults broker-kill").await;
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        text(&output).contains("broker-kill cannot be had here: the destination is no broker"),
+        "{}",
+        text(&output)
+    );
+}
+
+#[cfg(not(feature = "brokers"))]
+#[tokio::test]
+async fn a_build_without_brokers_says_how_to_get_them() {
+    let (output, _directory) = torture("--seconds 1 --destination kafka").await;
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).contains("build with the feature brokers"), "{}", text(&output));
 }

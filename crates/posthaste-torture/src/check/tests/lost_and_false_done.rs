@@ -1,3 +1,4 @@
+use super::super::planted::Kind;
 use super::*;
 
 #[test]
@@ -64,5 +65,66 @@ fn without_an_end_an_earlier_delivery_may_be_missing() {
     is_unknown(&["the history has no end"], |planted| {
         received_after_done(51)(planted);
         planted.forget_where(|what| *what == What::End);
+    });
+}
+
+const TAKEN: Kind = |what| matches!(what, What::Taken { .. });
+
+/// Lets the destination be a broker: relays were told what it has, and it is read at the end.
+fn at_a_broker(planted: &mut Planted) {
+    planted.run().destination = "kafka".to_owned();
+    let mut read = Vec::new();
+    for entry in &mut planted.entries {
+        if let What::Received(message) = &entry.what {
+            let taken = What::Taken { id: message.id.clone() };
+            let what = std::mem::replace(&mut entry.what, taken);
+            read.push(Entry { at: 11_800_000, who: "reader".to_owned(), what });
+        }
+    }
+    planted.entries.extend(read);
+}
+
+#[test]
+fn what_a_broker_has_may_be_read_long_after_done() {
+    is_valid(at_a_broker);
+    let report = spoiled(at_a_broker);
+    assert_eq!((report.totals.received, report.totals.duplicates, report.totals.allowed), (5, 1, 1));
+    // It is drawn when it was taken.
+    assert_eq!(report.timeline.received[..4], [0.0, 0.0, 1.0, 4.0]);
+    assert_eq!(report.timeline.lag, spoiled(|_| {}).timeline.lag);
+}
+
+#[test]
+fn what_a_broker_lost_is_told_from_what_it_never_had() {
+    let why = "the broker said that it has it, and does not have it at the end, and its row is DONE";
+    breaks(&[Rule::Lost, Rule::FalseDone], "a2", why, |planted| {
+        at_a_broker(planted);
+        planted.forget("a2", RECEIVED);
+    });
+    breaks(&[Rule::Lost, Rule::FalseDone], "a2", "it was never received, and its row is DONE", |planted| {
+        at_a_broker(planted);
+        planted.forget("a2", RECEIVED);
+        planted.forget("a2", TAKEN);
+    });
+}
+
+#[test]
+fn done_before_a_broker_had_it_or_without_its_word() {
+    let why = "its row is DONE, but nobody was told that the broker has it";
+    breaks(&[Rule::FalseDone], "a2", why, |planted| {
+        at_a_broker(planted);
+        planted.forget("a2", TAKEN);
+    });
+    breaks(&[Rule::FalseDone], "b2", "it was DONE 51 ms before it was first received", |planted| {
+        received_after_done(51)(planted);
+        at_a_broker(planted);
+    });
+}
+
+#[test]
+fn what_a_broker_has_and_nobody_wrote_is_a_phantom() {
+    breaks(&[Rule::Phantom], "f1", "it was received, but has no business row", |planted| {
+        at_a_broker(planted);
+        planted.add(11_900, "reader", What::Received(message("f1")));
     });
 }

@@ -1,0 +1,55 @@
+//! Short runs whose destination is a real broker, started by `scripts/brokers` and read by a client that is not ours.
+
+use crate::run::{is_caught, is_valid};
+
+/// Everything that befalls brokers, and some of what befalls everybody else at the same time.
+const FAULTS: &str = "--faults broker-kill,broker-pause,broker-slow,broker-half-open,broker-cut,acknowledgements-lost,\
+                      producer-kill,relay-kill,relay-stop,relay-end,malformed-rows,database-crash,connections-cut,\
+                      commit-reply-lost";
+
+/// A machine that does other things as well keeps up with this.
+const PACE: &str = "--seconds 20 --rate 40";
+
+mod kafka {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_honest_build_is_valid() {
+        is_valid(&format!("--database postgres --destination kafka --seed 1 {PACE} {FAULTS}")).await;
+    }
+}
+
+mod nats {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_honest_build_is_valid() {
+        is_valid(&format!("--database postgres --destination nats --seed 2 {PACE} {FAULTS}")).await;
+    }
+
+    #[tokio::test]
+    async fn without_faults_nothing_comes_twice() {
+        is_valid("--database sqlite --destination nats --seconds 3 --seed 3 --rate 40 --no-faults").await;
+    }
+
+    #[tokio::test]
+    async fn to_mark_before_publishing_is_caught() {
+        let faults = "--faults relay-kill,producer-kill,broker-kill --seconds 5 --seed 4 --rate 40";
+        is_caught(&["false done"], &format!("--sabotage mark-before-publish --destination nats {faults}")).await;
+    }
+
+    #[tokio::test]
+    async fn to_ignore_the_acknowledgement_is_caught() {
+        let faults = "--faults broker-kill,broker-half-open --seconds 5 --seed 5 --rate 40";
+        is_caught(&["false done"], &format!("--sabotage ignore-acknowledgement --destination nats {faults}")).await;
+    }
+}
+
+mod rabbitmq {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_honest_build_is_valid() {
+        is_valid(&format!("--database postgres --destination rabbitmq --seed 6 {PACE} {FAULTS}")).await;
+    }
+}
