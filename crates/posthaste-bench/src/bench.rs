@@ -21,6 +21,8 @@ pub(crate) struct Sizes {
     pub(crate) latency: Duration,
     /// How many events go through the dispatcher alone.
     pub(crate) dispatched: usize,
+    /// How many go to a broker.
+    pub(crate) published: usize,
 }
 
 impl Sizes {
@@ -31,6 +33,7 @@ impl Sizes {
         done_beside: 1_000_000,
         latency: Duration::from_secs(10),
         dispatched: 1_000_000,
+        published: 100_000,
     };
 
     pub(crate) const QUICK: Self = Self {
@@ -40,6 +43,7 @@ impl Sizes {
         done_beside: 200_000,
         latency: Duration::from_secs(3),
         dispatched: 300_000,
+        published: 20_000,
     };
 }
 

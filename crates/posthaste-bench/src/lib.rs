@@ -4,6 +4,7 @@
 //! says what each workload is.
 
 mod bench;
+mod broker;
 mod machine;
 mod measure;
 mod peer;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use posthaste_torture::server::Kind;
 
 use bench::{Bench, Sizes};
+use broker::{Chosen, Given};
 use machine::Machine;
 use peer::{Directory, Peers};
 use report::Report;
@@ -33,6 +35,8 @@ use subject::Subject;
 use subject::mariadb::MariaDb;
 use subject::postgres::Postgres;
 use subject::sqlite::Sqlite;
+#[cfg(feature = "brokers")]
+use workload::brokers;
 use workload::growth::Reach;
 use workload::{cost, dispatcher, drain, growth, latency, options, write};
 
@@ -69,9 +73,17 @@ struct Plan {
     #[arg(long, conflicts_with = "database")]
     url: Option<String>,
 
-    /// What to measure; everything but growth and options, if nothing is named.
+    /// What to measure; everything but b, growth and options, if nothing is named.
     #[arg(long, value_enum, value_delimiter = ',')]
     workload: Vec<Workload>,
+
+    /// Brokers to publish to in workload b; all, if none is named or given. They are started for the run.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    brokers: Vec<broker::Kind>,
+
+    /// A broker of yours instead of one that is started, such as `kafka=127.0.0.1:9092`. Can be given once for each kind.
+    #[arg(long, value_name = "NAME=URL")]
+    broker: Vec<Given>,
 
     /// Of growth, only these parts.
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -89,7 +101,7 @@ struct Plan {
     #[arg(long, default_value_t = 1)]
     warm_up: usize,
 
-    /// How many rows wait in a drain. By default 100,000.
+    /// How many rows wait in a drain. By default 100,000; 20,000 for a broker with --quick.
     #[arg(long)]
     events: Option<usize>,
 
@@ -142,6 +154,8 @@ enum Workload {
     W100,
     /// D, D+1M and Ddel: rows that wait, until the last is DONE.
     D,
+    /// B: rows that wait, to a broker until acknowledged and DONE; and the publisher alone.
+    B,
     /// L: from the commit to the listener.
     L,
     /// X: what an event costs.
@@ -204,6 +218,8 @@ impl Plan {
             Some(_) => {
                 anyhow::bail!("--url must begin with postgres:// or mysql://; for a file, give --database sqlite")
             }
+            // What comes from another table goes to brokers the same way.
+            None if self.database.is_empty() && self.workload == [Workload::B] => vec![Database::Postgres],
             None if self.database.is_empty() => <Database as clap::ValueEnum>::value_variants().to_vec(),
             None => self.database.clone(),
         })
@@ -217,10 +233,24 @@ impl Plan {
     }
 }
 
+/// Fails if workload B is wanted and this program has nothing to publish with.
+fn ensure_brokers(workloads: &[Workload]) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        cfg!(feature = "brokers") || !workloads.contains(&Workload::B),
+        "workload b needs the feature `brokers`: cargo run --release --features brokers -- bench --workload b"
+    );
+    Ok(())
+}
+
 /// A run, with what it has found.
 struct Run {
     workloads: Vec<Workload>,
     parts: Vec<growth::Part>,
+    #[cfg_attr(not(feature = "brokers"), expect(dead_code, reason = "they are only checked then"))]
+    brokers: Vec<Chosen>,
+    /// Whether databases were named, and not only taken because none was.
+    #[cfg_attr(not(feature = "brokers"), expect(dead_code, reason = "brokers alone ask for it"))]
+    named: bool,
     quick: bool,
     bench: Bench,
     machine: Machine,
@@ -233,13 +263,14 @@ impl Run {
         let mut sizes = if plan.quick { Sizes::QUICK } else { Sizes::FULL };
         if let Some(events) = plan.events {
             anyhow::ensure!(events >= 1000, "--events must be at least 1000, or a drain is over before it is measured");
-            sizes.events = events;
+            (sizes.events, sizes.published) = (events, events);
         }
         if let Some(seconds) = plan.seconds {
             anyhow::ensure!(seconds > 0, "--seconds must be at least 1");
             sizes.latency = Duration::from_secs(seconds);
             (sizes.writing, sizes.turns) = (Duration::from_secs(1), usize::try_from(seconds)?);
         }
+        ensure_brokers(&plan.workload)?;
         let rounds = plan.rounds.unwrap_or(if plan.quick { 3 } else { 5 });
         anyhow::ensure!(rounds > 0, "--rounds must be at least 1");
         let peers = match &plan.peers {
@@ -247,8 +278,8 @@ impl Run {
             None => Directory::default(),
         };
         let settings = format!(
-            "{rounds} rounds after {} of warm-up, seed {}, {} rows in a drain",
-            plan.warm_up, plan.seed, sizes.events
+            "{rounds} rounds after {} of warm-up, seed {}, {} rows in a drain, {} to a broker",
+            plan.warm_up, plan.seed, sizes.events, sizes.published
         );
         let rounds = Rounds { warm_up: plan.warm_up, rounds, random: fastrand::Rng::with_seed(plan.seed) };
         let mut machine = Machine::look(settings);
@@ -259,12 +290,14 @@ impl Run {
             some => some.to_vec(),
         };
         let (workloads, quick) = (plan.workload.clone(), plan.quick);
-        Ok(Self { workloads, parts, quick, bench, machine, peers, grown: Vec::new() })
+        let brokers = broker::chosen(&plan.brokers, &plan.broker)?;
+        let named = plan.url.is_some() || !plan.database.is_empty();
+        Ok(Self { workloads, parts, brokers, named, quick, bench, machine, peers, grown: Vec::new() })
     }
 
     fn wants(&self, workload: Workload) -> bool {
         match self.workloads.is_empty() {
-            true => !matches!(workload, Workload::Growth | Workload::Options),
+            true => !matches!(workload, Workload::B | Workload::Growth | Workload::Options),
             false => self.workloads.contains(&workload),
         }
     }
@@ -289,6 +322,15 @@ impl Run {
         }
         if self.wants(Workload::D) {
             drain::run(&mut self.bench, subject, peers).await?;
+        }
+        #[cfg(feature = "brokers")]
+        if self.wants(Workload::B) && (self.named || subject.name() == "postgres") {
+            for broker in &self.brokers {
+                let description = brokers::run(&mut self.bench, subject, broker).await?;
+                if !self.machine.brokers.contains(&description) {
+                    self.machine.brokers.push(description);
+                }
+            }
         }
         if self.wants(Workload::L) {
             latency::one_process(&mut self.bench, subject).await?;

@@ -14,6 +14,7 @@ pub(crate) struct Machine {
     pub(crate) load_before: f64,
     pub(crate) load_after: f64,
     pub(crate) databases: Vec<String>,
+    pub(crate) brokers: Vec<String>,
     pub(crate) peers: Vec<String>,
     pub(crate) settings: String,
 }

@@ -36,7 +36,7 @@ impl Report {
             "\n{} cores of {}, {} MB, load {:.1} before and {:.1} after",
             machine.cores, machine.processor, machine.memory_mb, machine.load_before, machine.load_after
         );
-        for line in machine.databases.iter().chain([&machine.settings]) {
+        for line in machine.databases.iter().chain(&machine.brokers).chain([&machine.settings]) {
             println!("{line}");
         }
         println!(

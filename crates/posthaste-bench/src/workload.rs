@@ -1,5 +1,7 @@
 //! What is measured.
 
+#[cfg(feature = "brokers")]
+pub(crate) mod brokers;
 pub(crate) mod cost;
 pub(crate) mod dispatcher;
 pub(crate) mod drain;

@@ -39,6 +39,10 @@ fn what_cannot_be_measured_is_said() {
         (&["--events", "10"][..], "--events must be at least 1000"),
         (&["--rounds", "0"][..], "--rounds must be at least 1"),
         (&["--peers", "/nowhere"][..], "the peers are in the directory `peers`"),
+        (&["--broker", "kafka"][..], "must be NAME=URL"),
+        (&["--broker", "nats=x", "--broker", "nats=y"][..], "is given twice"),
+        #[cfg(not(feature = "brokers"))]
+        (&["--workload", "b"][..], "cargo run --release --features brokers -- bench --workload b"),
     ] {
         let output = bench(arguments);
         let said = String::from_utf8_lossy(&output.stderr);

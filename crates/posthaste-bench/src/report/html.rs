@@ -45,7 +45,7 @@ fn machine(report: &Report) -> String {
         ),
         machine.settings.clone(),
     ];
-    lines.extend(machine.databases.iter().cloned());
+    lines.extend(machine.databases.iter().chain(&machine.brokers).cloned());
     lines.extend(machine.peers.iter().map(|peer| format!("Peer {peer}")));
     lines.iter().map(|line| format!("<p class=\"quiet\">{}</p>\n", escape(line))).collect()
 }

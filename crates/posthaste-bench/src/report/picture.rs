@@ -18,11 +18,11 @@ struct Bar<'a> {
     rounds: &'a [f64],
 }
 
-/// A bar for the outbox, for what it is measured against, and for each peer; a dot for each round.
+/// A bar for ours, for what it is measured against, and for each peer; a dot for each round.
 pub(super) fn bars(measurement: &Measurement) -> String {
     let bar = |name, class, value, rounds| Bar { name, class, value, rounds };
     let mut bars = vec![
-        bar("outbox", "ours", measurement.ours, measurement.ours_by_round.rounds()),
+        bar("ours", "ours", measurement.ours, measurement.ours_by_round.rounds()),
         bar(&measurement.against, "theirs", measurement.ceiling, measurement.ceiling_by_round.rounds()),
     ];
     bars.extend(measurement.peers.iter().map(|(name, median)| bar(name, "peer", *median, &[])));

@@ -1,0 +1,227 @@
+//! B: to a broker, the publisher alone and from rows that wait until the last is acknowledged and DONE.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use posthaste_core::listener::Path;
+use posthaste_core::{Delivery, Metrics, Options, Outbox};
+use posthaste_publishers::{Envelope, Message, Publisher};
+use tokio::sync::Notify;
+
+use super::drain::{self, Relays};
+use crate::bench::Bench;
+use crate::broker::kafka::KafkaBroker;
+use crate::broker::nats::NatsBroker;
+use crate::broker::private::Private;
+use crate::broker::rabbitmq::RabbitBroker;
+use crate::broker::redis::RedisBroker;
+use crate::broker::webhook::Receiver;
+use crate::broker::{Broker, Chosen, Kind, at_once, batches};
+use crate::measure::{About, Figures};
+use crate::rounds::of;
+use crate::subject::{Filling, Subject, check_done, event, fill, payload};
+
+/// The least ratio of the publisher alone, and of the way from the table to the broker.
+const GOAL: f64 = 0.8;
+
+/// How long a backlog may take until it is given up.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Publishes to a broker. Gives what it was.
+pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, chosen: &Chosen) -> anyhow::Result<String> {
+    let kind = chosen.kind;
+    let private = match chosen.url {
+        None if kind != Kind::Webhook => Some(Private::start(kind).await?),
+        _ => None,
+    };
+    let url = chosen.url.as_deref().or(private.as_ref().map(Private::url)).unwrap_or_default();
+    let about = private.as_ref().and_then(Private::about);
+    let description = match kind {
+        Kind::Kafka => measure(bench, subject, kind, &KafkaBroker::connect(url, about).await?).await,
+        Kind::Nats => measure(bench, subject, kind, &NatsBroker::connect(url).await?).await,
+        Kind::Rabbitmq => measure(bench, subject, kind, &RabbitBroker::connect(url, about).await?).await,
+        Kind::Redis => measure(bench, subject, kind, &RedisBroker::connect(url).await?).await,
+        Kind::Webhook => measure(bench, subject, kind, &Receiver::start().await?).await,
+    };
+    if let Some(private) = private {
+        private.stop().await?;
+    }
+    description
+}
+
+async fn measure<S: Subject, B: Broker>(
+    bench: &mut Bench,
+    subject: &S,
+    kind: Kind,
+    broker: &B,
+) -> anyhow::Result<String> {
+    let description = broker.description();
+    println!("{description}");
+    let filling = Filling { events: bench.sizes.published, ..Filling::default() };
+    let title = format!("B {}, {}", kind.name(), subject.name());
+    let contestants = ["bare client", "publisher", "drain alone", "outbox"].map(str::to_owned);
+    let figures = bench
+        .rounds
+        .run(&title, "events/s", &contestants, async |contestant| match contestant {
+            "bare client" => publish(broker, filling, async |messages| broker.publish_by_hand(messages).await).await,
+            "publisher" => publish(broker, filling, async |messages| with_publisher(broker, messages).await).await,
+            "drain alone" => drain::ours(subject, filling, Relays::default()).await,
+            _ => outbox(subject, broker, filling).await,
+        })
+        .await?;
+    broker.publisher().close().await;
+
+    let (bare, drain, ours) = (of(&figures, "bare client"), of(&figures, "drain alone"), of(&figures, "outbox"));
+    let workload = format!("B publish {}", kind.name());
+    let about = About {
+        workload: &workload,
+        database: subject.name(),
+        what: "the publisher alone",
+        against: "a loop with the bare client",
+        unit: "events/s",
+    };
+    bench.add(about.compare(&of(&figures, "publisher"), &bare, Some(GOAL)));
+    let workload = format!("B {}", kind.name());
+    let (against, ceiling) = slower([("the bare client alone", &bare), ("the drain alone", &drain)]);
+    let against = format!("the slower of two: {against}");
+    let about = About { workload: &workload, what: "from rows that wait to the broker", against: &against, ..about };
+    bench.add(about.compare(&ours, ceiling, Some(GOAL)));
+    let workload = format!("B {} in turn", kind.name());
+    let about = About { workload: &workload, against: "the drain, and then the bare client", ..about };
+    bench.add(about.compare(&ours, &in_turn(&drain, &bare), None));
+    Ok(description)
+}
+
+/// The one with the lower median. What could not be measured is no ceiling that anybody could reach.
+fn slower<'a>([one, other]: [(&'a str, &'a Figures); 2]) -> (&'a str, &'a Figures) {
+    let median = |figures: &Figures| figures.median().unwrap_or(f64::NAN);
+    if median(one.1) > median(other.1) || median(other.1).is_nan() { other } else { one }
+}
+
+/// Events per second if each goes one way, and then the other: what is left where both take all of the machine.
+fn in_turn(one: &Figures, other: &Figures) -> Figures {
+    one.rounds().iter().zip(other.rounds()).map(|(one, other)| 1.0 / (1.0 / one + 1.0 / other)).collect()
+}
+
+/// Messages per second until all are acknowledged, and in the broker.
+async fn publish<B: Broker>(
+    broker: &B,
+    filling: Filling,
+    send: impl AsyncFnOnce(Vec<Message>) -> anyhow::Result<()>,
+) -> anyhow::Result<f64> {
+    let place = broker.fresh().await?;
+    let messages = messages(broker, &place, filling)?;
+    let started_at = Instant::now();
+    send(messages).await?;
+    let took = started_at.elapsed();
+    taken(broker, &place, filling).await?;
+    Ok(filling.events as f64 / took.as_secs_f64())
+}
+
+/// As the dispatcher does by default: a batch for each worker, of no more than a claim brings.
+async fn with_publisher<B: Broker>(broker: &B, messages: Vec<Message>) -> anyhow::Result<()> {
+    let (options, publisher) = (Options::default(), broker.publisher().clone());
+    let most = <B::Publisher as Publisher>::MAX_BATCH.min(options.cold_queue / 2);
+    at_once(options.workers, batches(messages, most), move |batch| {
+        let publisher = publisher.clone();
+        async move { publisher.publish(batch).await.into_iter().try_for_each(|result| Ok(result?)) }
+    })
+    .await
+}
+
+/// What a destination would send.
+fn messages<B: Broker>(broker: &B, place: &str, filling: Filling) -> anyhow::Result<Vec<Message>> {
+    let (to, payload) = (broker.address(place), payload(filling.payload));
+    let message = |number: usize| {
+        let event = Delivery::new(event(number, &payload), 0, Path::Cold);
+        let wrapped = Envelope::Plain.wrap(B::Publisher::BINDING, &event)?;
+        let key = event.aggregate_id().map(str::to_owned);
+        let (id, content_type, headers) = (event.id().clone(), wrapped.content_type, wrapped.headers);
+        Ok(Message { id, to: to.clone(), key, content_type, headers, body: wrapped.body })
+    };
+    (0..filling.events).map(message).collect()
+}
+
+/// Events per second of the outbox with default settings, from the table to the broker, until the last is DONE.
+async fn outbox<S: Subject, B: Broker>(subject: &S, broker: &B, filling: Filling) -> anyhow::Result<f64> {
+    let (place, store) = (broker.fresh().await?, subject.fresh().await?);
+    fill::<S>(&store, filling).await?;
+    let done = Done::default();
+    let started_at = Instant::now();
+    let outbox = Outbox::builder(store.clone())
+        .metrics(done.clone())
+        .listen("*", "*", broker.destination(&place))
+        .start()
+        .await?;
+    done.wait(filling.events as u64).await?;
+    let closed = outbox.shutdown().await;
+    let took = started_at.elapsed();
+    ensure!(closed.is_clean(), "the shutdown left something over: {closed:?}");
+    check_done(&store, filling.events).await?;
+    S::close(store).await;
+    taken(broker, &place, filling).await?;
+    Ok(filling.events as f64 / took.as_secs_f64())
+}
+
+/// Fails unless the broker has all of them.
+async fn taken<B: Broker>(broker: &B, place: &str, filling: Filling) -> anyhow::Result<()> {
+    let events = filling.events as u64;
+    let count = broker.count(place, events).await?;
+    ensure!(count >= events, "of {events} messages, all acknowledged, the broker has {count}");
+    broker.delete(place).await
+}
+
+/// Counts events that are DONE.
+#[derive(Clone, Default)]
+struct Done(Arc<Counted>);
+
+#[derive(Default)]
+struct Counted {
+    delivered: AtomicU64,
+    more: Notify,
+}
+
+impl Metrics for Done {
+    fn delivered(&self, count: u64) {
+        self.0.delivered.fetch_add(count, Ordering::Relaxed);
+        self.0.more.notify_one();
+    }
+}
+
+impl Done {
+    async fn wait(&self, events: u64) -> anyhow::Result<()> {
+        let delivered = || self.0.delivered.load(Ordering::Relaxed);
+        let all = async {
+            while delivered() < events {
+                self.0.more.notified().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, all).await.with_context(|| format!("only {} events were delivered", delivered()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(rounds: &[f64]) -> Figures {
+        rounds.iter().copied().collect()
+    }
+
+    #[test]
+    fn the_ceiling_is_the_slower_of_the_two() {
+        let (slow, fast, none) = (figures(&[3.0, 1.0, 90.0]), figures(&[4.0, 5.0, 6.0]), Figures::default());
+        assert_eq!(slower([("client", &slow), ("drain", &fast)]).0, "client");
+        assert_eq!(slower([("client", &fast), ("drain", &slow)]).0, "drain");
+        // A goal is missed then, and not reached by luck.
+        assert_eq!(slower([("client", &fast), ("drain", &none)]).0, "drain");
+        assert_eq!(slower([("client", &none), ("drain", &fast)]).0, "client");
+    }
+
+    #[test]
+    fn in_turn_both_take_their_time() {
+        assert_eq!(in_turn(&figures(&[30.0, 10.0]), &figures(&[60.0, 10.0])).rounds(), [20.0, 5.0]);
+    }
+}

@@ -1,0 +1,41 @@
+//! Redis, which is the quickest to start.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+#[test]
+fn workload_b_gives_the_ratios_of_the_publisher_and_of_the_outbox() {
+    let url = std::env::var("POSTHASTE_TEST_REDIS_URL").unwrap_or_else(|_| {
+        panic!("POSTHASTE_TEST_REDIS_URL is not set; start a server with: eval \"$(scripts/brokers/redis start DIR)\"")
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let (json, page) = (directory.path().join("figures.json"), directory.path().join("figures.html"));
+    let output = Command::new(env!("CARGO_BIN_EXE_posthaste-bench"))
+        .args("--workload b --rounds 1 --warm-up 0 --events 2000 --broker".split(' '))
+        .arg(format!("redis={url}"))
+        .args(["--json", json.to_str().unwrap(), "--report", page.to_str().unwrap()])
+        .output()
+        .expect("the program runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    // Goals may be missed, on a machine that does other things beside.
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{said}{}", String::from_utf8_lossy(&output.stderr));
+
+    let measured: Vec<Value> = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let of = |workload: &str| {
+        measured.iter().find(|one| one["workload"] == workload).unwrap_or_else(|| panic!("no {workload}: {said}"))
+    };
+    let (publisher, outbox, in_turn) = (of("B publish redis"), of("B redis"), of("B redis in turn"));
+    assert_eq!(measured.len(), 3, "{said}");
+    for one in [publisher, outbox, in_turn] {
+        assert!(one["ours"].as_f64().unwrap() > 0.0 && one["ceiling"].as_f64().unwrap() > 0.0, "{one}");
+        assert!(one["ratio"].as_f64().unwrap() > 0.0 && one["database"] == "postgres", "{one}");
+    }
+    assert_eq!((&publisher["goal"], &outbox["goal"], &in_turn["goal"]), (&0.8.into(), &0.8.into(), &Value::Null));
+    // One after the other takes longer than the slower of the two.
+    assert!(in_turn["ceiling"].as_f64() < outbox["ceiling"].as_f64(), "{in_turn} {outbox}");
+    let broker = outbox["machine"]["brokers"][0].as_str().unwrap();
+    assert!(broker.starts_with("Redis ") && broker.contains("appendonly ") && broker.contains("redis 1."), "{broker}");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.matches("<svg").count() >= 3 && page.contains("appendonly "), "{page}");
+}
