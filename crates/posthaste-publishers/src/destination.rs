@@ -94,7 +94,7 @@ impl<P: Publisher> From<Destination<P>> for AnyListener {
             (Ok(to), Ok(key)) => (to, key),
             (Err(error), _) | (_, Err(error)) => return AnyListener::mistaken(error),
         };
-        if let Err(error) = envelope.check() {
+        if let Err(error) = envelope.check_for(P::BINDING) {
             return AnyListener::mistaken(error);
         }
         let gate = breaker.clone();
