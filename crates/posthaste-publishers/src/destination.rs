@@ -94,6 +94,9 @@ impl<P: Publisher> From<Destination<P>> for AnyListener {
             (Ok(to), Ok(key)) => (to, key),
             (Err(error), _) | (_, Err(error)) => return AnyListener::mistaken(error),
         };
+        if let Err(error) = publisher.check_address(&to) {
+            return AnyListener::mistaken(error);
+        }
         if let Err(error) = envelope.check_for(P::BINDING) {
             return AnyListener::mistaken(error);
         }
@@ -147,7 +150,8 @@ impl<P: Publisher> BatchListener for Sending<P> {
 impl<P: Publisher> Sending<P> {
     fn message(&self, event: &Delivery) -> Result<Message, Failure> {
         let unroutable = |lack| Failure::new(FailureKind::Unroutable, lack);
-        let to = self.to.render(event).map_err(unroutable)?;
+        let to = self.to.address(P::PLACES, event);
+        let to = to.map_err(|error| Failure::new(FailureKind::Unroutable, error))?;
         let key = match &self.key {
             Some(key) => Some(key.render(event).map_err(unroutable)?),
             None => event.aggregate_id().map(str::to_owned),

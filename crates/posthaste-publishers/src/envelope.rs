@@ -18,7 +18,7 @@ pub use binding::Binding;
 pub use cloud_events::CloudEvents;
 pub(crate) use cloud_events::{STRUCTURED, TRACE};
 pub use debezium::Debezium;
-pub(crate) use encoding::{base64, is_json};
+pub(crate) use encoding::{base64, is_json, percent_encoded};
 
 /// How an event looks on its way.
 ///

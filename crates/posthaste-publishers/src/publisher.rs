@@ -9,7 +9,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use posthaste_core::EventId;
 
+use crate::address;
 use crate::envelope::Binding;
+use crate::template::{Places, Template};
 
 /// Sends messages to one broker, or whatever is at the other end.
 ///
@@ -19,6 +21,9 @@ use crate::envelope::Binding;
 pub trait Publisher: Send + Sync + 'static {
     /// How this protocol carries what an envelope says.
     const BINDING: Binding;
+
+    /// What places of addresses may bring. Default: what suits the protocol of the binding.
+    const PLACES: Places = Self::BINDING.places();
 
     /// The most messages to send at once, unless the destination says otherwise.
     const MAX_BATCH: usize = 500;
@@ -32,6 +37,15 @@ pub trait Publisher: Send + Sync + 'static {
     /// their order; where one of them fails, those behind it may have arrived.
     fn publish(&self, messages: Vec<Message>) -> impl Future<Output = Vec<Result<(), PublishError>>> + Send;
 
+    /// Whether a template can make addresses, as far as can be told before there is an event. A [`Destination`](crate::Destination)
+    /// asks when the outbox is started. As it is, the rules of the binding's protocol for names are applied.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    fn check_address(&self, template: &Template) -> Result<(), PublishError> {
+        Self::BINDING.check_address(template)
+    }
+
     /// Asks the other end whether it is there and would take something.
     fn check(&self) -> impl Future<Output = Result<(), PublishError>> + Send;
 
@@ -40,7 +54,7 @@ pub trait Publisher: Send + Sync + 'static {
 }
 
 /// What is sent: an event in its envelope.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Message {
     /// The id of the event, the same for each attempt: by this a receiver tells repeats.
     pub id: EventId,
@@ -55,6 +69,15 @@ pub struct Message {
     pub headers: Vec<(Cow<'static, str>, String)>,
     /// The body.
     pub body: Bytes,
+}
+
+/// Without what may be secret: the body, headers, and what a URL has behind its host.
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Message");
+        debug.field("id", &self.id).field("to", &address::brief(&self.to)).field("key", &self.key);
+        debug.field("content_type", &self.content_type).field("bytes", &self.body.len()).finish_non_exhaustive()
+    }
 }
 
 /// Why a message was not acknowledged.

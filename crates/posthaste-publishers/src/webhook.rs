@@ -78,6 +78,7 @@ use crate::breaker::{Breaker, BreakerState};
 use crate::destination::Destination;
 use crate::envelope::Binding;
 use crate::publisher::{Message, PublishError, Publisher};
+use crate::template::Template;
 
 use address::PublicOnly;
 use endpoint::{Endpoint, Endpoints};
@@ -297,6 +298,13 @@ impl Publisher for Webhook {
             results[place] = Some(fate);
         }
         results.into_iter().map(|result| result.expect("a fate for every request")).collect()
+    }
+
+    fn check_address(&self, template: &Template) -> Result<(), PublishError> {
+        if template.begins_with_place() {
+            return Ok(());
+        }
+        request::check(template.as_str(), &template.example(), &self.inner.options)
     }
 
     /// Nobody is asked, since there is no request without an event. Fails while an endpoint is away or disabled.

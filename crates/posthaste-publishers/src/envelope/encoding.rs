@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 
 /// The text with every character percent-encoded, as UTF-8, that is not to be kept.
-pub(super) fn percent_encoded(text: &str, keep: impl Fn(char) -> bool) -> String {
+pub(crate) fn percent_encoded(text: &str, keep: impl Fn(char) -> bool) -> String {
     let mut encoded = String::with_capacity(text.len());
     for c in text.chars() {
         if keep(c) {

@@ -9,6 +9,7 @@ use reqwest::{Client, Response, StatusCode, Url};
 use super::address::{NotPublic, not_public, written_as_private};
 use super::options::WebhookOptions;
 use super::signature::{Secret, sign};
+use crate::address::brief;
 use crate::publisher::{Message, PublishError};
 
 /// How many bytes of an answer are read. More cost more than a new connection.
@@ -119,6 +120,20 @@ fn url(text: &str, options: &WebhookOptions) -> Result<Url, PublishError> {
         Some(refused) if !options.allow_private_addresses => Err(private(refused)),
         _ => Ok(url),
     }
+}
+
+/// Whether a template can make URLs to send to, of which this is an example.
+pub(super) fn check(template: &str, example: &str, options: &WebhookOptions) -> Result<(), PublishError> {
+    let begins_with =
+        |scheme: &str| template.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
+    // Otherwise what follows the scheme could be a host although it does not look like one.
+    let checked = if begins_with("https://") || begins_with("http://") {
+        url(example, options).map(drop)
+    } else {
+        Err(PublishError::permanent("a URL of webhooks begins with https://"))
+    };
+    let template = brief(template);
+    checked.map_err(|error| PublishError::permanent(format!("the address {template:?} cannot be used: {error}")))
 }
 
 /// The option, or where the name leads, can be changed.
