@@ -6,14 +6,24 @@ use std::time::Duration;
 
 use posthaste_core::RetryPolicy;
 use posthaste_core::listener::{AnyListener, BatchListener, Delivery, Failure, FailureKind, Outcome, Verdict, batch};
+use tokio::time::{Instant, timeout_at};
 
-use crate::breaker::Breaker;
+use crate::breaker::{Breaker, Pass};
 use crate::envelope::Envelope;
-use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher};
+use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
 use crate::template::{Template, TemplateError};
 
 /// How long a message waits that was put off without a word for how long.
 const DEFERRED: Duration = Duration::from_secs(1);
+
+/// How long a batch may take, unless it is said: as long as a listener by default.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// Longer than any limit that is meant, and short enough for moments in the future to be expressed.
+const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How much later the time limit of listeners strikes, which takes everything for a failure. So it never does.
+const LATER: Duration = Duration::from_secs(10);
 
 /// Where the events of a route go: over which connection, to which address, in which envelope.
 ///
@@ -27,7 +37,7 @@ pub struct Destination<P> {
     key: Option<Result<Template, TemplateError>>,
     envelope: Envelope,
     max_batch: usize,
-    time_limit: Option<Duration>,
+    time_limit: Duration,
     retry: Option<RetryPolicy>,
 }
 
@@ -41,7 +51,7 @@ impl<P: Publisher> Destination<P> {
             key: None,
             envelope: Envelope::default(),
             max_batch: P::MAX_BATCH,
-            time_limit: None,
+            time_limit: TIME_LIMIT,
             retry: None,
         }
     }
@@ -67,10 +77,12 @@ impl<P: Publisher> Destination<P> {
         self
     }
 
-    /// Sets how long one batch may take.
+    /// Sets how long one batch may take. Default 60 s, or what suits the protocol.
+    ///
+    /// What has no answer by then is given back and uses up no attempt. If nothing of the batch has one, it is an outage.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.time_limit = Some(limit);
+        self.time_limit = limit.min(LONGEST_LIMIT);
         self
     }
 
@@ -101,11 +113,10 @@ impl<P: Publisher> From<Destination<P>> for AnyListener {
             return AnyListener::mistaken(error);
         }
         let gate = breaker.clone();
-        let mut listener =
-            batch(Sending { publisher, breaker, to, key, envelope }).with_max_batch(max_batch).with_gate(gate);
-        if let Some(limit) = time_limit {
-            listener = listener.with_time_limit(limit);
-        }
+        let mut listener = batch(Sending { publisher, breaker, to, key, envelope, time_limit })
+            .with_max_batch(max_batch)
+            .with_time_limit(time_limit + LATER)
+            .with_gate(gate);
         if let Some(policy) = retry {
             listener = listener.with_retry(policy);
         }
@@ -128,6 +139,7 @@ struct Sending<P> {
     to: Template,
     key: Option<Template>,
     envelope: Envelope,
+    time_limit: Duration,
 }
 
 impl<P: Publisher> BatchListener for Sending<P> {
@@ -168,50 +180,71 @@ impl<P: Publisher> Sending<P> {
         if sent == 0 {
             return Vec::new();
         }
-        if let Err(pause) = self.breaker.enter() {
-            return (0..sent).map(|_| Ok(Outcome::RetryAfter(pause))).collect();
-        }
-        let results = self.publisher.publish(messages).await;
-        if results.len() != sent {
-            let reason = format!("{} gave {} results for {sent} messages", self.publisher.name(), results.len());
-            return (0..sent).map(|_| Err(Failure::retryable(reason.clone()))).collect();
-        }
-        self.judged(results)
+        let pass = match self.breaker.enter() {
+            Ok(pass) => pass,
+            Err(pause) => return (0..sent).map(|_| Ok(Outcome::RetryAfter(pause))).collect(),
+        };
+        let results = Results::new(sent, Instant::now() + self.time_limit);
+        let in_time = timeout_at(results.until(), self.publisher.publish_into(messages, &results)).await.is_ok();
+        judged(pass, self.complete(results.into_noted(), in_time))
     }
 
-    /// What the results make of the events and of the breaker.
-    fn judged(&self, results: Vec<Result<(), PublishError>>) -> Vec<Verdict> {
-        let outage = results.iter().find_map(|result| match result {
-            Err(error) if error.kind() == PublishErrorKind::Outage => Some(error),
-            _ => None,
-        });
-        let deferred = |result: &Result<(), PublishError>| {
-            result.as_ref().is_err_and(|error| error.kind() == PublishErrorKind::Deferred)
-        };
-        let pause = match outage {
-            Some(error) => self.breaker.failed(error.pause(), error),
-            // Nobody was asked.
-            None if results.iter().all(deferred) => Duration::ZERO,
-            // What was refused was refused by somebody: the destination is there.
-            None => {
-                self.breaker.succeeded();
-                Duration::ZERO
+    /// A result for each message, also for those that have none.
+    fn complete(&self, noted: Vec<Option<Result<(), PublishError>>>, in_time: bool) -> Vec<Result<(), PublishError>> {
+        let (name, limit, sent) = (self.publisher.name(), self.time_limit, noted.len());
+        let known = noted.iter().flatten().count();
+        let is_there = noted.iter().flatten().any(shows_life);
+        let unknown = || {
+            if in_time {
+                PublishError::retryable(format!("{name} gave {known} results for {sent} messages"))
+            } else if is_there {
+                PublishError::deferred(format!("{name} has answered others, but not this within {limit:?}"), DEFERRED)
+            } else {
+                PublishError::outage(format!("no answer from {name} within {limit:?}"))
             }
         };
-        let verdict = |error: PublishError| {
-            let kind = match error.kind() {
-                PublishErrorKind::Outage => return Ok(Outcome::RetryAfter(pause)),
-                PublishErrorKind::Deferred => return Ok(Outcome::RetryAfter(error.pause().unwrap_or(DEFERRED))),
-                PublishErrorKind::Retryable => FailureKind::Retryable,
-                PublishErrorKind::Permanent => FailureKind::Permanent,
-            };
-            let asked_for = error.pause();
-            let failure = Failure::new(kind, error.into_source());
-            Err(match asked_for {
-                Some(pause) => failure.retry_in(pause),
-                None => failure,
-            })
+        noted.into_iter().map(|result| result.unwrap_or_else(|| Err(unknown()))).collect()
+    }
+}
+
+/// What the results make of the events and of the breaker.
+fn judged(pass: Pass, results: Vec<Result<(), PublishError>>) -> Vec<Verdict> {
+    let outage = results.iter().find_map(|result| match result {
+        Err(error) if error.kind() == PublishErrorKind::Outage => Some(error),
+        _ => None,
+    });
+    let pause = match outage {
+        Some(error) => pass.failed(error.pause(), error),
+        None => {
+            // Otherwise nobody was asked.
+            if results.iter().any(shows_life) {
+                pass.succeeded();
+            }
+            Duration::ZERO
+        }
+    };
+    let verdict = |error: PublishError| {
+        let kind = match error.kind() {
+            PublishErrorKind::Outage => return Ok(Outcome::RetryAfter(pause)),
+            PublishErrorKind::Deferred => return Ok(Outcome::RetryAfter(error.pause().unwrap_or(DEFERRED))),
+            PublishErrorKind::Retryable => FailureKind::Retryable,
+            PublishErrorKind::Permanent => FailureKind::Permanent,
         };
-        results.into_iter().map(|result| result.map_or_else(verdict, |()| Ok(Outcome::Done))).collect()
+        let asked_for = error.pause();
+        let failure = Failure::new(kind, error.into_source());
+        Err(match asked_for {
+            Some(pause) => failure.retry_not_before(pause),
+            None => failure,
+        })
+    };
+    results.into_iter().map(|result| result.map_or_else(verdict, |()| Ok(Outcome::Done))).collect()
+}
+
+/// Whether a result is of somebody who is there: what was refused was refused by them.
+fn shows_life(result: &Result<(), PublishError>) -> bool {
+    match result {
+        Ok(()) => true,
+        Err(error) if error.is_unasked() => false,
+        Err(error) => matches!(error.kind(), PublishErrorKind::Retryable | PublishErrorKind::Permanent),
     }
 }

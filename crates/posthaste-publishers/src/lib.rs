@@ -33,7 +33,7 @@ pub use mqtt::{Mqtt, MqttOptions};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsOptions};
 pub use ndjson::{Ndjson, NdjsonOptions};
-pub use publisher::{Message, PublishError, PublishErrorKind, Publisher};
+pub use publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
 #[cfg(feature = "rabbitmq")]
 pub use rabbitmq::{Rabbit, RabbitOptions};
 #[cfg(feature = "redis")]

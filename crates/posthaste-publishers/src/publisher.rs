@@ -4,10 +4,12 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use posthaste_core::EventId;
+use tokio::time::Instant;
 
 use crate::address;
 use crate::envelope::Binding;
@@ -36,6 +38,24 @@ pub trait Publisher: Send + Sync + 'static {
     /// `Ok` means that the other end has acknowledged the message, and nothing less. Messages with the same key are sent in
     /// their order; where one of them fails, those behind it may have arrived.
     fn publish(&self, messages: Vec<Message>) -> impl Future<Output = Vec<Result<(), PublishError>>> + Send;
+
+    /// The same, and each result is noted as soon as it is known. A [`Destination`](crate::Destination) sends by this.
+    ///
+    /// At the [end of the batch's time](Results::until) the future is dropped, and what was noted by then counts. What was not is
+    /// no failure of its event. As it is, everything is noted at the end: override it where results come one by one.
+    fn publish_into(&self, messages: Vec<Message>, results: &Results) -> impl Future<Output = ()> + Send {
+        async move {
+            let sent = messages.len();
+            let answers = self.publish(messages).await;
+            let wrong = (answers.len() != sent)
+                .then(|| format!("{} gave {} results for {sent} messages", self.name(), answers.len()));
+            match wrong {
+                // It cannot be known which result belongs to which message.
+                Some(reason) => (0..sent).for_each(|at| results.note(at, Err(PublishError::retryable(reason.clone())))),
+                None => answers.into_iter().enumerate().for_each(|(at, answer)| results.note(at, answer)),
+            }
+        }
+    }
 
     /// Whether a template can make addresses, as far as can be told before there is an event. A [`Destination`](crate::Destination)
     /// asks when the outbox is started. As it is, the rules of the binding's protocol for names are applied.
@@ -80,10 +100,43 @@ impl fmt::Debug for Message {
     }
 }
 
+/// Where a publisher notes what became of the messages of a batch.
+#[derive(Debug)]
+pub struct Results {
+    until: Instant,
+    noted: Mutex<Vec<Option<Result<(), PublishError>>>>,
+}
+
+impl Results {
+    /// For so many messages, whose time is over at that moment.
+    pub fn new(messages: usize, until: Instant) -> Self {
+        Self { until, noted: Mutex::new((0..messages).map(|_| None).collect()) }
+    }
+
+    /// When the time of the batch is over.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Notes what became of a message, by its place in the batch. The last word counts; a place that no message has does not.
+    pub fn note(&self, place: usize, result: Result<(), PublishError>) {
+        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(noted) = noted.get_mut(place) {
+            *noted = Some(result);
+        }
+    }
+
+    /// What was noted, in the order of the messages.
+    pub fn into_noted(self) -> Vec<Option<Result<(), PublishError>>> {
+        self.noted.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Why a message was not acknowledged.
 pub struct PublishError {
     kind: PublishErrorKind,
     retry_after: Option<Duration>,
+    unasked: bool,
     source: Box<dyn Error + Send + Sync>,
 }
 
@@ -126,7 +179,7 @@ impl PublishError {
 
     /// An error of the given kind.
     pub fn new(kind: PublishErrorKind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { kind, retry_after: None, source: source.into() }
+        Self { kind, retry_after: None, unasked: false, source: source.into() }
     }
 
     /// Asks for that long a pause, because the other end did.
@@ -134,6 +187,18 @@ impl PublishError {
     pub fn retry_after(mut self, pause: Duration) -> Self {
         self.retry_after = Some(pause);
         self
+    }
+
+    /// Says that nobody was asked: the publisher itself refused the message, which shows nothing of the other end.
+    #[must_use]
+    pub fn unasked(mut self) -> Self {
+        self.unasked = true;
+        self
+    }
+
+    /// Whether nobody was asked.
+    pub fn is_unasked(&self) -> bool {
+        self.unasked
     }
 
     /// What kind of failure it was.
