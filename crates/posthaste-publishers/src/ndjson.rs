@@ -199,16 +199,19 @@ async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) 
     Ok(tokio::task::spawn_blocking(call).await?)
 }
 
+/// Something to do with the sink.
+type Job = Box<dyn FnOnce(&mut Sink) + Send>;
+
 /// The thread that writes. One that waits for a reader for ever holds up nobody else, not even the end of the program.
 #[derive(Clone)]
 struct Writer {
-    jobs: mpsc::Sender<Box<dyn FnOnce(&mut Sink) + Send>>,
+    jobs: mpsc::Sender<Job>,
 }
 
 impl Writer {
     /// Opens the sink on the new thread, and writes there until nobody asks any more.
     fn start(open: impl FnOnce() -> Option<Sink> + Send + 'static) -> Self {
-        let (jobs, next) = mpsc::channel::<Box<dyn FnOnce(&mut Sink) + Send>>();
+        let (jobs, next) = mpsc::channel::<Job>();
         let write = move || {
             let Some(mut sink) = open() else { return };
             for job in next {

@@ -306,7 +306,7 @@ impl Webhook {
                 round.endpoint.answered();
                 judged(result)
             }
-            Answer::NoAnswer(error) => judged(Err(PublishError::retryable(error))),
+            Answer::Silence(error) => judged(Err(PublishError::retryable(error))),
             Answer::Refused(error) => {
                 round.results.note(request.place, Err(error.unasked()));
                 Fate::PutOff

@@ -98,7 +98,7 @@ impl Request {
                     Some(refused) => Answer::Refused(private(refused)),
                     None if error.is_connect() => Answer::Away(error),
                     // It may be this event that it cannot bear.
-                    None => Answer::NoAnswer(error),
+                    None => Answer::Silence(error),
                 }
             }
         }
@@ -111,7 +111,7 @@ pub(super) enum Answer {
     /// It takes nothing just now, says the other end, or somebody before it.
     Unavailable(PublishError),
     /// Somebody was there, and gave no answer.
-    NoAnswer(reqwest::Error),
+    Silence(reqwest::Error),
     /// Nothing may be sent there.
     Refused(PublishError),
     /// Nobody was there.
