@@ -8,7 +8,7 @@ use posthaste_core::RetryPolicy;
 use posthaste_core::listener::{AnyListener, BatchListener, Delivery, Failure, FailureKind, Outcome, Verdict, batch};
 use tokio::time::{Instant, timeout_at};
 
-use crate::breaker::{Breaker, Pass};
+use crate::breaker::{Breaker, BreakerState, Pass};
 use crate::envelope::Envelope;
 use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
 use crate::template::{Template, TemplateError};
@@ -19,6 +19,9 @@ const DEFERRED: Duration = Duration::from_secs(1);
 /// How long a batch may take, unless it is said: as long as a listener by default.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long a probe may have taken for others to follow it in the same call.
+const QUICK: Duration = Duration::from_secs(1);
+
 /// Longer than any limit that is meant, and short enough for moments in the future to be expressed.
 const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -27,8 +30,8 @@ const LATER: Duration = Duration::from_secs(10);
 
 /// Where the events of a route go: over which connection, to which address, in which envelope.
 ///
-/// It is a listener that takes batches: `listen("Order", "*", kafka.topic("orders"))`. What is wrong with its templates or its
-/// envelope is said when the outbox is started. An event that lacks what a template needs becomes DEAD as unroutable, which uses
+/// It is a listener that takes batches: `listen("Order", "*", kafka.topic("orders"))`. What is wrong with its templates, its
+/// envelope or its address is said when the outbox is started. An event that lacks what a template needs becomes DEAD as unroutable, which uses
 /// up no attempt.
 pub struct Destination<P> {
     publisher: Arc<P>,
@@ -93,7 +96,7 @@ impl<P: Publisher> Destination<P> {
         self
     }
 
-    /// The breaker of its connection.
+    /// The breaker of its connection, which also says whether the destination can be reached.
     pub fn breaker(&self) -> &Breaker {
         &self.breaker
     }
@@ -106,13 +109,15 @@ impl<P: Publisher> From<Destination<P>> for AnyListener {
             (Ok(to), Ok(key)) => (to, key),
             (Err(error), _) | (_, Err(error)) => return AnyListener::mistaken(error),
         };
-        if let Err(error) = publisher.check_address(&to) {
+        let example = (!to.begins_with_place()).then(|| to.example());
+        if let Some(Err(error)) = example.map(|example| publisher.check_address(&example)) {
             return AnyListener::mistaken(error);
         }
         if let Err(error) = envelope.check_for(P::BINDING) {
             return AnyListener::mistaken(error);
         }
         let gate = breaker.clone();
+        gate.tell();
         let mut listener = batch(Sending { publisher, breaker, to, key, envelope, time_limit })
             .with_max_batch(max_batch)
             .with_time_limit(time_limit + LATER)
@@ -174,19 +179,32 @@ impl<P: Publisher> Sending<P> {
         Ok(Message { id, to, key, content_type, headers, body: wrapped.body })
     }
 
-    /// Sends the messages, unless the destination is away, and gives a verdict for each.
-    async fn send(&self, messages: Vec<Message>) -> Vec<Verdict> {
-        let sent = messages.len();
-        if sent == 0 {
+    /// Sends the messages, as far as the breaker lets them, and gives a verdict for each.
+    async fn send(&self, mut messages: Vec<Message>) -> Vec<Verdict> {
+        if messages.is_empty() {
             return Vec::new();
         }
-        let pass = match self.breaker.enter() {
-            Ok(pass) => pass,
-            Err(pause) => return (0..sent).map(|_| Ok(Outcome::RetryAfter(pause))).collect(),
+        let Some(pass) = self.breaker.enter() else {
+            return self.breaker.put_off(messages.len()).into_iter().map(later).collect();
         };
-        let results = Results::new(sent, Instant::now() + self.time_limit);
+        let (behind, begun) = (messages.split_off(pass.most().min(messages.len())), Instant::now());
+        let mut verdicts = self.sent(pass, messages).await;
+        if behind.is_empty() {
+            return verdicts;
+        }
+        // Those behind a probe follow it at once if it has arrived, and in time: they share its time limit.
+        let arrived = self.breaker.state() == BreakerState::Closed && begun.elapsed() < QUICK;
+        match arrived.then(|| self.breaker.enter()).flatten() {
+            Some(pass) => verdicts.extend(self.sent(pass, behind).await),
+            None => verdicts.extend(self.breaker.put_off(behind.len()).into_iter().map(later)),
+        }
+        verdicts
+    }
+
+    async fn sent(&self, pass: Pass, messages: Vec<Message>) -> Vec<Verdict> {
+        let results = Results::new(messages.len(), Instant::now() + self.time_limit);
         let in_time = timeout_at(results.until(), self.publisher.publish_into(messages, &results)).await.is_ok();
-        judged(pass, self.complete(results.into_noted(), in_time))
+        self.judged(pass, self.complete(results.into_noted(), in_time))
     }
 
     /// A result for each message, also for those that have none.
@@ -205,39 +223,42 @@ impl<P: Publisher> Sending<P> {
         };
         noted.into_iter().map(|result| result.unwrap_or_else(|| Err(unknown()))).collect()
     }
+
+    /// What the results make of the events and of the breaker.
+    fn judged(&self, pass: Pass, results: Vec<Result<(), PublishError>>) -> Vec<Verdict> {
+        let is_outage = |error: &&PublishError| error.kind() == PublishErrorKind::Outage;
+        let errors = || results.iter().filter_map(|result| result.as_ref().err());
+        match errors().find(is_outage) {
+            Some(error) => pass.failed(error.pause(), error),
+            None if results.iter().any(shows_life) => pass.succeeded(),
+            // Nobody was asked.
+            None => drop(pass),
+        }
+        let mut pauses = self.breaker.put_off(errors().filter(is_outage).count()).into_iter();
+        let mut verdict = |error: PublishError| {
+            let kind = match error.kind() {
+                PublishErrorKind::Outage => {
+                    // None if the destination was back meanwhile.
+                    let pause = pauses.next().filter(|pause| !pause.is_zero());
+                    return later(pause.unwrap_or(DEFERRED));
+                }
+                PublishErrorKind::Deferred => return later(error.pause().unwrap_or(DEFERRED)),
+                PublishErrorKind::Retryable => FailureKind::Retryable,
+                PublishErrorKind::Permanent => FailureKind::Permanent,
+            };
+            let asked_for = error.pause();
+            let failure = Failure::new(kind, error.into_source());
+            Err(match asked_for {
+                Some(pause) => failure.retry_not_before(pause),
+                None => failure,
+            })
+        };
+        results.into_iter().map(|result| result.map_or_else(&mut verdict, |()| Ok(Outcome::Done))).collect()
+    }
 }
 
-/// What the results make of the events and of the breaker.
-fn judged(pass: Pass, results: Vec<Result<(), PublishError>>) -> Vec<Verdict> {
-    let outage = results.iter().find_map(|result| match result {
-        Err(error) if error.kind() == PublishErrorKind::Outage => Some(error),
-        _ => None,
-    });
-    let pause = match outage {
-        Some(error) => pass.failed(error.pause(), error),
-        None => {
-            // Otherwise nobody was asked.
-            if results.iter().any(shows_life) {
-                pass.succeeded();
-            }
-            Duration::ZERO
-        }
-    };
-    let verdict = |error: PublishError| {
-        let kind = match error.kind() {
-            PublishErrorKind::Outage => return Ok(Outcome::RetryAfter(pause)),
-            PublishErrorKind::Deferred => return Ok(Outcome::RetryAfter(error.pause().unwrap_or(DEFERRED))),
-            PublishErrorKind::Retryable => FailureKind::Retryable,
-            PublishErrorKind::Permanent => FailureKind::Permanent,
-        };
-        let asked_for = error.pause();
-        let failure = Failure::new(kind, error.into_source());
-        Err(match asked_for {
-            Some(pause) => failure.retry_not_before(pause),
-            None => failure,
-        })
-    };
-    results.into_iter().map(|result| result.map_or_else(verdict, |()| Ok(Outcome::Done))).collect()
+fn later(pause: Duration) -> Verdict {
+    Ok(Outcome::RetryAfter(pause))
 }
 
 /// Whether a result is of somebody who is there: what was refused was refused by them.

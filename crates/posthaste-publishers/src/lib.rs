@@ -5,6 +5,8 @@
 
 mod address;
 mod breaker;
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+mod connection;
 mod destination;
 mod envelope;
 #[cfg(feature = "kafka")]
@@ -14,12 +16,16 @@ pub mod mqtt;
 #[cfg(feature = "nats")]
 pub mod nats;
 pub mod ndjson;
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+mod options;
 mod publisher;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod template;
+#[cfg(any(feature = "mqtt-tls", feature = "webhook"))]
+mod tls;
 #[cfg(feature = "webhook")]
 pub mod webhook;
 

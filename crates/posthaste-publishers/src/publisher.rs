@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::address;
 use crate::envelope::Binding;
-use crate::template::{Places, Template};
+use crate::template::Places;
 
 /// Sends messages to one broker, or whatever is at the other end.
 ///
@@ -57,13 +57,14 @@ pub trait Publisher: Send + Sync + 'static {
         }
     }
 
-    /// Whether a template can make addresses, as far as can be told before there is an event. A [`Destination`](crate::Destination)
-    /// asks when the outbox is started. As it is, the rules of the binding's protocol for names are applied.
+    /// Whether messages could be sent to such an address at all. Asked when the outbox is started, with `x` for what an event will
+    /// say: what is wrong with an address is then said once, and not by every event. Not asked where already its beginning is for
+    /// events to say. Nobody is connected to for it. Default: whether the protocol of the binding has such addresses.
     ///
     /// # Errors
-    /// Says what is wrong with it.
-    fn check_address(&self, template: &Template) -> Result<(), PublishError> {
-        Self::BINDING.check_address(template)
+    /// What is wrong with it, and what would be right.
+    fn check_address(&self, to: &str) -> Result<(), PublishError> {
+        Self::BINDING.check_address(to)
     }
 
     /// Asks the other end whether it is there and would take something.
@@ -204,6 +205,17 @@ impl PublishError {
     /// What kind of failure it was.
     pub fn kind(&self) -> PublishErrorKind {
         self.kind
+    }
+
+    #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+    pub(crate) fn is_outage(&self) -> bool {
+        self.kind == PublishErrorKind::Outage
+    }
+
+    /// The same as the result of each of so many messages.
+    #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+    pub(crate) fn of_each(&self, messages: usize) -> impl Iterator<Item = Result<(), Self>> {
+        (0..messages).map(|_| Err(Self::new(self.kind, self.to_string())))
     }
 
     /// How long a pause the other end asked for.

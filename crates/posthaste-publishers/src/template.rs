@@ -250,7 +250,15 @@ impl Template {
 
     /// Whether it is the same address for every event.
     pub fn is_fixed(&self) -> bool {
-        self.parts.iter().all(|part| matches!(part, Part::Text(_)))
+        self.fixed().is_some()
+    }
+
+    /// The address, if it is the same for every event.
+    pub(crate) fn fixed(&self) -> Option<&str> {
+        match self.parts.as_slice() {
+            [Part::Text(text)] => Some(text),
+            _ => None,
+        }
     }
 
     /// As it was written.

@@ -45,7 +45,8 @@
 //! | any other 4xx | permanent |
 //! | the address is not public | retryable; nothing is sent. [Unless allowed](WebhookOptions::allow_private_addresses) |
 //!
-//! Addresses are looked at after the name was resolved, and the connection is made to just these.
+//! Addresses are looked at after the name was resolved, and the connection is made to just these. What is wrong with a URL, as far
+//! as it is the same for all events, is said when the outbox is started.
 //!
 //! # Endpoints
 //!
@@ -73,18 +74,16 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use reqwest::{Client, Url};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
 use tokio::sync::RwLock;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
 
-use crate::breaker::{Breaker, BreakerState, Pass};
+use crate::breaker::{Breaker, BreakerState};
 use crate::destination::Destination;
 use crate::envelope::Binding;
 use crate::publisher::{Message, PublishError, Publisher, Results};
 use crate::template::Template;
+use crate::tls;
 
 use address::PublicOnly;
 use endpoint::{Endpoint, Endpoints};
@@ -168,7 +167,8 @@ impl Webhook {
 
     /// A destination: the URL that the template makes of each event.
     pub fn url(&self, template: &str) -> Destination<Self> {
-        let fixed = if template.contains(['{', '}']) { None } else { Url::parse(template).ok() };
+        let parsed = template.parse::<Template>().ok();
+        let fixed = parsed.as_ref().and_then(Template::fixed).and_then(|url| Url::parse(url).ok());
         let only = fixed.map(|url| self.inner.endpoints.fix(&url));
         // Where there are many endpoints each has its own, and this one stays closed.
         let breaker =
@@ -199,28 +199,29 @@ impl Webhook {
 
     /// Sends what goes to one endpoint, unless it is away.
     async fn to_endpoint(&self, endpoint: Arc<Endpoint>, mut requests: Vec<Request>, results: &Results) {
-        let pass = match self.only.is_none().then(|| endpoint.breaker.enter()).transpose() {
-            Ok(pass) => pass,
-            Err(pause) => {
-                for request in requests {
-                    results.note(request.place, Err(PublishError::deferred("the endpoint is away", pause)));
-                }
-                return;
+        let ours = self.only.is_none();
+        let pass = if ours { endpoint.breaker.enter() } else { None };
+        if ours && pass.is_none() {
+            for (request, pause) in requests.iter().zip(endpoint.breaker.put_off(requests.len())) {
+                results.note(request.place, Err(PublishError::deferred("the endpoint is away", pause)));
             }
-        };
+            return;
+        }
         let round = Round { endpoint: &endpoint, results, until: self.begin_until(results), absence: Mutex::default() };
         // The first shows whether it is back.
-        let probing = pass.as_ref().is_some_and(Pass::is_probe);
+        let probing = pass.as_ref().is_some_and(|pass| pass.most() < usize::MAX);
         let behind = if probing { requests.split_off(1) } else { Vec::new() };
         let mut fates = self.in_lanes(&round, requests).await;
         fates.extend(self.in_lanes(&round, behind).await);
-        let places = fates.iter().filter(|(_, fate)| *fate == Fate::Away).map(|(place, _)| *place);
+        let places: Vec<usize> =
+            fates.iter().filter(|(_, fate)| *fate == Fate::Away).map(|(place, _)| *place).collect();
         let answered = fates.iter().any(|(_, fate)| *fate == Fate::Answered);
         match (lock(&round.absence).take(), pass) {
             (Some(absence), Some(pass)) => {
-                let pause = pass.failed(absence.pause, &absence.reason);
+                pass.failed(absence.pause, &absence.reason);
                 let too_long = endpoint.away_for() >= self.inner.options.patience;
-                for place in places {
+                let pauses = endpoint.breaker.put_off(places.len());
+                for (place, pause) in places.into_iter().zip(pauses) {
                     let reason = absence.reason.clone();
                     let error = if too_long {
                         PublishError::retryable(reason).retry_after(pause)
@@ -368,11 +369,8 @@ impl Publisher for Webhook {
         join_all(groups.into_iter().map(|(endpoint, requests)| self.to_endpoint(endpoint, requests, results))).await;
     }
 
-    fn check_address(&self, template: &Template) -> Result<(), PublishError> {
-        if template.begins_with_place() {
-            return Ok(());
-        }
-        request::check(template.as_str(), &template.example(), &self.inner.options)
+    fn check_address(&self, to: &str) -> Result<(), PublishError> {
+        request::check(to, &self.inner.options)
     }
 
     /// Nobody is asked, since there is no request without an event. Fails while a URL that is the same for all events is away or
@@ -413,17 +411,7 @@ fn in_one_line(error: &(dyn Error + 'static)) -> String {
 
 /// Goes nowhere by itself: no redirects, no proxies of the environment, no second try.
 fn client(options: &WebhookOptions) -> Result<Client, Box<dyn Error + Send + Sync>> {
-    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    if let Some(path) = &options.ca_file {
-        let wrong = |error| format!("cannot read the authorities in {}: {error}", path.display());
-        for certificate in CertificateDer::pem_file_iter(path).map_err(wrong)? {
-            roots.add(certificate.map_err(wrong)?)?;
-        }
-    }
-    let mut tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let mut tls = tls::client_config(options.ca_file.as_deref(), None)?;
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let mut client = Client::builder()
         .tls_backend_preconfigured(tls)

@@ -120,12 +120,18 @@ pub(super) enum Answer {
     Gone,
 }
 
-fn url(text: &str, options: &WebhookOptions) -> Result<Url, PublishError> {
-    let url = Url::parse(text).map_err(|error| PublishError::permanent(format!("not a URL: {error}")))?;
+/// The URL, unless nothing is sent to such a one. It may have a token in it, and is not shown.
+pub(super) fn url(text: &str, options: &WebhookOptions) -> Result<Url, PublishError> {
+    let wrong = |error| format!("not a URL such as https://partner.example/hooks: {error}");
+    let url = Url::parse(text).map_err(|error| PublishError::permanent(wrong(error)))?;
     match url.scheme() {
         "https" => {}
         "http" if options.allow_http => {}
-        "http" => return Err(PublishError::permanent("webhooks are sent to https:// only, unless http:// is allowed")),
+        "http" => {
+            return Err(PublishError::permanent(
+                "webhooks are sent to https:// only, unless http:// is allowed with allow_http",
+            ));
+        }
         other => return Err(PublishError::permanent(format!("webhooks are sent to https://, not to {other}:"))),
     }
     match written_as_private(&url) {
@@ -134,18 +140,15 @@ fn url(text: &str, options: &WebhookOptions) -> Result<Url, PublishError> {
     }
 }
 
-/// Whether a template can make URLs to send to, of which this is an example.
-pub(super) fn check(template: &str, example: &str, options: &WebhookOptions) -> Result<(), PublishError> {
-    let begins_with =
-        |scheme: &str| template.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
-    // Otherwise what follows the scheme could be a host although it does not look like one.
-    let checked = if begins_with("https://") || begins_with("http://") {
-        url(example, options).map(drop)
-    } else {
-        Err(PublishError::permanent("a URL of webhooks begins with https://"))
-    };
-    let template = brief(template);
-    checked.map_err(|error| PublishError::permanent(format!("the address {template:?} cannot be used: {error}")))
+/// Whether something can be sent to such a URL. Its host and what is before it is as it will be.
+pub(super) fn check(to: &str, options: &WebhookOptions) -> Result<(), PublishError> {
+    let checked = url(to, options).and_then(|url| {
+        // Otherwise what follows could be a host although it does not look like one.
+        let is_plain = to.get(url.scheme().len()..).is_some_and(|rest| rest.starts_with("://"));
+        is_plain.then_some(()).ok_or_else(|| PublishError::permanent("after the scheme of a URL comes ://"))
+    });
+    let address = brief(to);
+    checked.map_err(|error| PublishError::permanent(format!("the address {address:?} cannot be used: {error}")))
 }
 
 /// The option, or where the name leads, can be changed.
