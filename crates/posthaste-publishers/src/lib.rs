@@ -3,9 +3,10 @@
 //! A publisher keeps one connection. What it gives for an address is a listener that takes batches: register it like any other.
 //! An event is DONE when the other end has acknowledged it, and nothing less.
 
-#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
 mod address;
 mod breaker;
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+mod connection;
 mod destination;
 mod envelope;
 #[cfg(feature = "kafka")]
@@ -15,12 +16,16 @@ pub mod mqtt;
 #[cfg(feature = "nats")]
 pub mod nats;
 pub mod ndjson;
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+mod options;
 mod publisher;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod template;
+#[cfg(any(feature = "mqtt-tls", feature = "webhook"))]
+mod tls;
 #[cfg(feature = "webhook")]
 pub mod webhook;
 
@@ -34,12 +39,12 @@ pub use mqtt::{Mqtt, MqttOptions};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsOptions};
 pub use ndjson::{Ndjson, NdjsonOptions};
-pub use publisher::{Message, PublishError, PublishErrorKind, Publisher};
+pub use publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
 #[cfg(feature = "rabbitmq")]
 pub use rabbitmq::{Rabbit, RabbitOptions};
 #[cfg(feature = "redis")]
 pub use redis::{Redis, RedisOptions};
-pub use template::{EmptyPlace, Template, TemplateError};
+pub use template::{AddressError, EmptyPlace, Places, Template, TemplateError};
 #[cfg(feature = "webhook")]
 pub use webhook::{Webhook, WebhookOptions};
 

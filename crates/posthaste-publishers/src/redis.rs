@@ -31,20 +31,20 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, RedisResult};
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
 use serde::Deserialize;
-use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::address;
 use crate::breaker::Breaker;
+use crate::connection::Slot;
 use crate::destination::Destination;
 use crate::envelope::Binding;
+use crate::options::{connection_setters, five_seconds};
 use crate::publisher::{Message, PublishError, Publisher};
 
 /// About how many bytes one request has: few enough to be answered in time.
@@ -65,9 +65,9 @@ pub struct RedisOptions {
     create_streams: bool,
     #[serde(default = "default_max_payload")]
     max_payload: usize,
-    #[serde(default = "default_ack_timeout", with = "compact::required")]
+    #[serde(default = "five_seconds", with = "compact::required")]
     ack_timeout: Duration,
-    #[serde(default = "default_connect_timeout", with = "compact::required")]
+    #[serde(default = "five_seconds", with = "compact::required")]
     connect_timeout: Duration,
     #[serde(default)]
     lazy: bool,
@@ -85,14 +85,6 @@ fn default_max_payload() -> usize {
     512 << 20
 }
 
-fn default_ack_timeout() -> Duration {
-    Duration::from_secs(5)
-}
-
-fn default_connect_timeout() -> Duration {
-    Duration::from_secs(5)
-}
-
 impl RedisOptions {
     /// The server at that address, such as `redis://127.0.0.1:6379/0`; `rediss://` is with TLS (feature `redis-tls`).
     pub fn new(url: impl Into<String>) -> Self {
@@ -105,17 +97,10 @@ impl RedisOptions {
             max_len: None,
             create_streams: default_create_streams(),
             max_payload: default_max_payload(),
-            ack_timeout: default_ack_timeout(),
-            connect_timeout: default_connect_timeout(),
+            ack_timeout: five_seconds(),
+            connect_timeout: five_seconds(),
             lazy: false,
         }
-    }
-
-    /// Sets what it is called in logs and metrics. Default `redis`.
-    #[must_use]
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
     }
 
     /// Sets the user. Default: that of the address, or the user called `default`.
@@ -162,29 +147,12 @@ impl RedisOptions {
         self
     }
 
-    /// Sets how long one request may take. Default 5 s.
-    #[must_use]
-    pub fn ack_timeout(mut self, timeout: Duration) -> Self {
-        self.ack_timeout = timeout;
-        self
-    }
-
-    /// Sets how long connecting may take. Default 5 s.
-    #[must_use]
-    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout;
-        self
-    }
-
-    /// Whether to connect with the first batch only. A server that is away is then an outage and no error of
-    /// [`Redis::connect`]. Default false: what is wrong is said at the start.
-    #[must_use]
-    pub fn lazy(mut self, lazy: bool) -> Self {
-        self.lazy = lazy;
-        self
-    }
+    connection_setters!(name: "redis", ack_timeout: "one request may take", connect: "Redis::connect");
 
     fn client(&self) -> Result<Client, String> {
+        if cfg!(not(feature = "redis-tls")) && self.url.starts_with("rediss://") {
+            return Err(format!("{} is with TLS: build with the feature redis-tls", address::shown(&self.url)));
+        }
         let wrong = |error: RedisError| format!("{:?} is no address of Redis: {error}", address::shown(&self.url));
         let mut info = self.url.as_str().into_connection_info().map_err(wrong)?;
         let mut settings = info.redis_settings().clone();
@@ -195,9 +163,6 @@ impl RedisOptions {
             settings = settings.set_password(password);
         }
         info = info.set_redis_settings(settings);
-        if !info.addr().is_supported() {
-            return Err(format!("{} is with TLS: build with the feature redis-tls", address::shown(&self.url)));
-        }
         self.open(info)
     }
 
@@ -242,16 +207,7 @@ struct Inner {
     options: RedisOptions,
     client: Client,
     breaker: Breaker,
-    connection: Mutex<Option<Connection>>,
-    dialled: AtomicU64,
-    closed: AtomicBool,
-}
-
-/// One connection, until it is lost: another is made then.
-#[derive(Clone)]
-struct Connection {
-    number: u64,
-    inner: MultiplexedConnection,
+    connection: Slot<MultiplexedConnection>,
 }
 
 impl Redis {
@@ -264,9 +220,7 @@ impl Redis {
         let redis = Self(Arc::new(Inner {
             breaker: Breaker::new(&options.name),
             client,
-            connection: Mutex::new(None),
-            dialled: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
+            connection: Slot::new(address::shown(&options.url)),
             options,
         }));
         if !redis.0.options.lazy {
@@ -285,19 +239,9 @@ impl Redis {
         &self.0.breaker
     }
 
-    /// The connection, which is made if there is none.
-    async fn connection(&self) -> Result<Connection, PublishError> {
-        let mut slot = self.0.connection.lock().await;
-        if self.0.closed.load(Ordering::Acquire) {
-            return Err(PublishError::outage(format!("the connection to {} is closed", self.shown())));
-        }
-        if let Some(connection) = &*slot {
-            return Ok(connection.clone());
-        }
-        let inner = self.dial().await?;
-        let connection = Connection { number: self.0.dialled.fetch_add(1, Ordering::Relaxed), inner };
-        *slot = Some(connection.clone());
-        Ok(connection)
+    /// The connection, which is made if there is none. Clones of what it gives share it.
+    async fn connection(&self) -> Result<Arc<MultiplexedConnection>, PublishError> {
+        self.0.connection.get(|_| true, self.dial()).await
     }
 
     async fn dial(&self) -> Result<MultiplexedConnection, PublishError> {
@@ -315,21 +259,14 @@ impl Redis {
         }
     }
 
-    /// Leaves a connection that is lost, or leads to a server that takes nothing.
-    async fn leave(&self, connection: &Connection) {
-        self.0.connection.lock().await.take_if(|current| current.number == connection.number);
-    }
-
     fn shown(&self) -> String {
         address::shown(&self.0.options.url)
     }
 
     /// Sends one request, and gives a result for each of its messages.
     async fn request(&self, messages: &[Message]) -> Vec<Result<(), PublishError>> {
-        let all = |error: &PublishError| {
-            messages.iter().map(|_| Err(PublishError::new(error.kind(), error.to_string()))).collect()
-        };
-        let mut connection = match self.connection().await {
+        let all = |error: &PublishError| error.of_each(messages.len()).collect();
+        let connection = match self.connection().await {
             Ok(connection) => connection,
             Err(error) => return all(&error),
         };
@@ -338,24 +275,24 @@ impl Redis {
             self.add(&mut pipeline, message);
         }
         let answer: RedisResult<Vec<RedisResult<Option<String>>>> =
-            pipeline.ignore_errors().query_async(&mut connection.inner).await;
+            pipeline.ignore_errors().query_async(&mut MultiplexedConnection::clone(&connection)).await;
         let answers = match answer {
             Ok(answers) if answers.len() == messages.len() => answers,
             Ok(answers) => {
-                self.leave(&connection).await;
+                self.0.connection.leave(&connection).await;
                 let reason = format!("{} answers for {} entries", answers.len(), messages.len());
                 return all(&PublishError::outage(reason));
             }
             Err(error) => {
-                self.leave(&connection).await;
+                self.0.connection.leave(&connection).await;
                 let reason = format!("{} did not acknowledge: {error}", self.shown());
                 return all(&PublishError::outage(reason));
             }
         };
         let results: Vec<_> = messages.iter().zip(answers).map(|(message, answer)| judged(message, answer)).collect();
         // Behind the same address may be another server by now.
-        if results.iter().any(|result| result.as_ref().is_err_and(is_outage)) {
-            self.leave(&connection).await;
+        if results.iter().any(|result| result.as_ref().is_err_and(PublishError::is_outage)) {
+            self.0.connection.leave(&connection).await;
         }
         results
     }
@@ -404,13 +341,13 @@ impl Publisher for Redis {
             .zip(&refused)
             .filter_map(|(message, refused)| refused.is_none().then_some(message))
             .collect();
-        let mut sent = Vec::with_capacity(fitting.len());
+        let mut sent: Vec<Result<(), PublishError>> = Vec::with_capacity(fitting.len());
         for request in requests(&fitting) {
             // What comes behind an outage would only wait for another.
             match sent.last() {
-                Some(Err(error)) if is_outage(error) => {
-                    let reason = error.to_string();
-                    sent.extend(request.iter().map(|_| Err(PublishError::outage(reason.clone()))));
+                Some(Err(error)) if error.is_outage() => {
+                    let behind: Vec<_> = error.of_each(request.len()).collect();
+                    sent.extend(behind);
                 }
                 _ => sent.extend(self.request(request).await),
             }
@@ -420,20 +357,20 @@ impl Publisher for Redis {
     }
 
     async fn check(&self) -> Result<(), PublishError> {
-        let mut connection = self.connection().await?;
-        let answer: RedisResult<String> = ::redis::cmd("PING").query_async(&mut connection.inner).await;
+        let connection = self.connection().await?;
+        let answer: RedisResult<String> =
+            ::redis::cmd("PING").query_async(&mut MultiplexedConnection::clone(&connection)).await;
         match answer {
             Ok(_) => Ok(()),
             Err(error) => {
-                self.leave(&connection).await;
+                self.0.connection.leave(&connection).await;
                 Err(PublishError::outage(format!("{} does not take anything: {}", self.shown(), said(&error))))
             }
         }
     }
 
     async fn close(&self) {
-        self.0.closed.store(true, Ordering::Release);
-        *self.0.connection.lock().await = None;
+        drop(self.0.connection.close().await);
     }
 }
 
@@ -444,10 +381,6 @@ impl fmt::Debug for Redis {
             .field("breaker", &self.0.breaker)
             .finish_non_exhaustive()
     }
-}
-
-fn is_outage(error: &PublishError) -> bool {
-    error.kind() == crate::publisher::PublishErrorKind::Outage
 }
 
 /// What the server said, in its own words.

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_core::testing::{self, Call, Faults, Faulty, Recorder, TestOutbox};
-use posthaste_core::{Event, EventBuilder, EventId, MemoryStore, Options, Outbox, RetryPolicy, Status};
+use posthaste_core::{
+    Event, EventBuilder, EventId, FanOut, MemoryStore, Metrics, Options, Outbox, RetryPolicy, Status,
+};
 use posthaste_publishers::{
     Binding, Breaker, BreakerState, CloudEvents, Debezium, Destination, Envelope, Message, PublishError, Publisher,
+    Results,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -28,6 +31,7 @@ struct Broker {
 #[derive(Default)]
 struct Shared {
     away: AtomicBool,
+    silent: AtomicBool,
     forgetful: AtomicBool,
     answer: Mutex<Option<Arc<Answer>>>,
     batches: watch::Sender<Vec<(Instant, Vec<Message>)>>,
@@ -36,7 +40,10 @@ struct Shared {
 
 impl Broker {
     fn new() -> Self {
-        let breaker = Breaker::with_pauses("broker", 10 * SECOND, 60 * SECOND);
+        Self::with_breaker(Breaker::with_pauses("broker", 10 * SECOND, 60 * SECOND))
+    }
+
+    fn with_breaker(breaker: Breaker) -> Self {
         Self { shared: Arc::default(), breaker }
     }
 
@@ -79,6 +86,9 @@ impl Publisher for Broker {
         if self.shared.away.load(Ordering::Relaxed) {
             return messages.iter().map(|_| Err(PublishError::outage("connection refused"))).collect();
         }
+        if self.shared.silent.load(Ordering::Relaxed) {
+            return std::future::pending().await;
+        }
         if self.shared.forgetful.load(Ordering::Relaxed) {
             return Vec::new();
         }
@@ -89,6 +99,38 @@ impl Publisher for Broker {
             Ok(())
         };
         messages.into_iter().map(take).collect()
+    }
+
+    async fn check(&self) -> Result<(), PublishError> {
+        Ok(())
+    }
+
+    async fn close(&self) {}
+}
+
+/// The same broker, whose results come one by one, and then no more, unless there are that many.
+struct OneByOne(Broker, usize);
+
+impl Publisher for OneByOne {
+    const BINDING: Binding = Binding::Kafka;
+
+    fn name(&self) -> &str {
+        "broker"
+    }
+
+    async fn publish(&self, _: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        unreachable!("a destination asks for results as they come")
+    }
+
+    async fn publish_into(&self, mut messages: Vec<Message>, results: &Results) {
+        let all = messages.len() <= self.1;
+        messages.truncate(self.1);
+        for (place, result) in self.0.publish(messages).await.into_iter().enumerate() {
+            results.note(place, result);
+        }
+        if !all {
+            std::future::pending::<()>().await;
+        }
     }
 
     async fn check(&self) -> Result<(), PublishError> {
@@ -151,6 +193,15 @@ async fn mistakes_are_said_at_the_start_with_their_route() {
             broker.to("orders").envelope(Envelope::Debezium(Debezium::new().event_type_header(""))),
             "the header for the event type has no name",
         ),
+        (
+            broker.to("orders").envelope(Envelope::Debezium(Debezium::new().event_type_header("ID"))),
+            "the header for the event type cannot be called \"ID\"",
+        ),
+        (
+            broker.to("orders").envelope(Envelope::Debezium(Debezium::new().event_type_header(" eventType"))),
+            "cannot be called \" eventType\"",
+        ),
+        (broker.to("two words"), "the address \"two words\" cannot be used: a topic of Kafka has letters"),
     ] {
         let text = refusal(destination).await;
         let route = "the listener for aggregate type \"Order\" and event type \"OrderPlaced\" is not right: ";
@@ -336,6 +387,45 @@ async fn during_an_outage_nothing_is_claimed_and_no_attempt_is_used_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn silence_is_an_outage_and_uses_up_no_attempt() {
+    let broker = Broker::new();
+    broker.shared.silent.store(true, Ordering::Relaxed);
+    let (store, _) = store();
+    // Where a destination says nothing of its own time, the limit of listeners is not its.
+    let options = Options { listener_time_limit: 20 * SECOND, ..options() };
+    let outbox = testing::outbox_on(store).options(options).listen_all(broker.to("orders")).start_test().await;
+    write(&outbox, (0..30).map(|id| order(id.to_string()))).await;
+    broker.until_asked(20).await;
+    assert_eq!(broker.breaker.state(), BreakerState::HalfOpen);
+    let counts = outbox.admin().counts().await.unwrap();
+    assert_eq!((counts.pending(), counts.dead), (30, 0));
+    broker.shared.silent.store(false, Ordering::Relaxed);
+    tokio::time::sleep(300 * SECOND).await;
+    assert_eq!(outbox.admin().counts().await.unwrap().done, 30);
+    for id in broker.taken() {
+        assert_eq!(state(&outbox, &id).await.1, 0, "{id}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_acknowledged_before_the_time_was_over_is_done() {
+    let broker = Broker::new();
+    let (store, _) = store();
+    let slow = Destination::new(Arc::new(OneByOne(broker.clone(), 2)), broker.breaker.clone(), "orders");
+    let outbox = testing::outbox_on(store).options(options()).listen_all(slow.time_limit(5 * SECOND));
+    let outbox = outbox.start_test().await;
+    write(&outbox, (1..=5).map(|id| order(id.to_string()))).await;
+    tokio::time::sleep(6 * SECOND).await;
+    assert_eq!((outbox.admin().counts().await.unwrap().done, broker.breaker.state()), (2, BreakerState::Closed));
+    tokio::time::sleep(30 * SECOND).await;
+    assert_eq!(broker.taken(), ["1", "2", "3", "4", "5"]);
+    for id in broker.taken() {
+        let (status, attempts, _) = state(&outbox, &id).await;
+        assert_eq!((status, attempts), (Status::Done, 0), "{id}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_route_without_a_breaker_goes_on_meanwhile() {
     let broker = Broker::new();
     broker.set_away(true);
@@ -369,6 +459,106 @@ async fn a_route_without_a_breaker_goes_on_meanwhile() {
         assert_eq!((status, attempts), (Status::Done, 0), "{id}");
     }
     assert_eq!(mailer.count(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_is_of_a_few_and_the_others_follow_it_or_wait_unharmed() {
+    let broker = Broker::new();
+    broker.set_away(true);
+    let (store, _) = store();
+    let outbox = testing::outbox_on(store)
+        .options(Options { workers: 1, ..options() })
+        .listen("Order", "*", broker.to("orders"))
+        // Claims go on, because of this one.
+        .listen("Mail", "*", Recorder::new())
+        .start_test()
+        .await;
+    write(&outbox, (0..30).map(|id| order(id.to_string()))).await;
+    broker.until_asked(2).await;
+    tokio::time::sleep(SECOND).await;
+    broker.set_away(false);
+    broker.until_asked(4).await;
+    assert_eq!(outbox.drain_now().await.done, 30);
+    let batches = broker.batches();
+    let sizes: Vec<_> = batches.iter().map(|(_, batch)| batch.len()).collect();
+    assert_eq!(sizes, [30, 10, 10, 20]);
+    assert_eq!(batches[3].0, batches[2].0, "the others had to wait although the probe had arrived");
+    for id in 0..30 {
+        assert_eq!(state(&outbox, &id.to_string()).await.1, 0);
+    }
+}
+
+/// Counts what is put off.
+#[derive(Default)]
+struct PutOff(AtomicU64);
+
+impl Metrics for PutOff {
+    fn deferred(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backlog_for_who_is_away_hinders_nobody_and_is_there_soon_after_the_return() {
+    const BACKLOG: usize = 10_000;
+    const OUTAGE: u64 = 120;
+    let (orders, mails) = (Broker::with_breaker(Breaker::new("orders")), Broker::new());
+    orders.set_away(true);
+    let (store, faults) = store();
+    let writer = Outbox::writer_only(store.clone()).start().await.unwrap();
+    write(&writer, (0..BACKLOG).map(|id| order(format!("order-{id}")))).await;
+    let put_off = Arc::new(PutOff::default());
+    let outbox = testing::outbox_on(store)
+        .metrics(put_off.clone())
+        .listen("Order", "*", orders.to("orders"))
+        .listen("Mail", "*", mails.to("mails"))
+        .start_test()
+        .await;
+
+    let begun = Instant::now();
+    let mut late = Duration::ZERO;
+    for second in 0..OUTAGE {
+        // One from memory, one from the table.
+        let mail = |path: &str| order(format!("{path}-{second}")).aggregate_type("Mail");
+        write(&outbox, [mail("hot"), mail("cold").deliver_after(SECOND / 2)]).await;
+        let written = Instant::now();
+        tokio::time::sleep_until(begun + u32::try_from(second + 1).unwrap() * SECOND).await;
+        for (path, due) in [("hot", written), ("cold", written + SECOND / 2)] {
+            let id = format!("{path}-{second}");
+            let batches = mails.batches();
+            let sent = batches.iter().find(|(_, batch)| batch.iter().any(|message| message.id == *id.as_str()));
+            late = late.max(sent.unwrap_or_else(|| panic!("{id} was not sent within a second")).0 - due);
+        }
+    }
+    assert!(late <= Duration::from_millis(50), "a mail waited for {late:?}");
+    let (claims, settlements, rows) =
+        (faults.count(Call::Claim), faults.count(Call::Settle), put_off.0.load(Ordering::Relaxed));
+    println!("{claims} claims, {settlements} settlements and {rows} rows put off in {OUTAGE} s");
+    // Without its own: two claims and two settlements for the mails of each second.
+    assert!(
+        claims as u64 <= 10 * OUTAGE && settlements as u64 <= 10 * OUTAGE,
+        "{claims} claims, {settlements} settlements"
+    );
+    assert!(rows <= 2_000 * OUTAGE, "{rows} rows were put off");
+    assert!(orders.batches().iter().all(|(_, batch)| batch.len() <= 500), "sent in batches");
+    let probes = &orders.batches()[4..];
+    assert!(!probes.is_empty() && probes.iter().all(|(_, batch)| batch.len() <= 10), "a probe is of a few");
+    let counts = outbox.admin().counts().await.unwrap();
+    assert_eq!((counts.pending(), counts.retry, counts.done as u64), (BACKLOG as u64, 0, 2 * OUTAGE));
+
+    orders.set_away(false);
+    let back = Instant::now();
+    // A pause takes 36 s at most.
+    tokio::time::timeout(45 * SECOND, async {
+        while orders.taken().len() < BACKLOG {
+            tokio::time::sleep(SECOND / 10).await;
+        }
+    })
+    .await
+    .unwrap_or_else(|_| panic!("{} of {BACKLOG} were sent in 45 s", orders.taken().len()));
+    println!("all were sent {:?} after the return", back.elapsed());
+    assert_eq!(orders.taken().iter().collect::<BTreeSet<_>>().len(), BACKLOG, "some were sent twice");
+    assert_eq!(state(&outbox, "order-0").await.1, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -432,6 +622,65 @@ async fn a_pause_that_the_other_end_asks_for_is_kept() {
     let at: Vec<_> = broker.batches().iter().map(|(at, _)| *at).collect();
     assert!((300 * SECOND..302 * SECOND).contains(&(at[3] - at[2])), "{:?}", at[3] - at[2]);
     assert_eq!(outbox.drain_now().await.done, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_is_shorter_than_that_of_the_policy_is_not_kept() {
+    let broker = Broker::new();
+    broker.answer(|_| Err(PublishError::retryable("503 unavailable").retry_after(Duration::ZERO)));
+    let (store, _) = store();
+    let retry = RetryPolicy::fixed([30 * SECOND]);
+    let outbox = testing::outbox_on(store).options(options()).listen_all(broker.to("orders").retry(retry));
+    let outbox = outbox.start_test().await;
+    write(&outbox, [order("1")]).await;
+    broker.until_asked(2).await;
+    let at: Vec<_> = broker.batches().iter().map(|(at, _)| *at).collect();
+    assert!(at[1] - at[0] >= 30 * SECOND, "{:?}", at[1] - at[0]);
+    outbox.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_publisher_refuses_by_itself_is_no_sign_of_life() {
+    let broker = Broker::new();
+    broker.set_away(true);
+    let (store, _) = store();
+    let outbox = testing::outbox_on(store).options(options()).listen_all(broker.to("orders")).start_test().await;
+    write(&outbox, [order("good")]).await;
+    broker.until_asked(1).await;
+    broker.set_away(false);
+    broker.answer(|message| match message.id.as_str() {
+        "good" => Err(PublishError::outage("connection refused")),
+        _ => Err(PublishError::permanent("longer than a topic may be").unasked()),
+    });
+    write(&outbox, (0..5).map(|id| order(format!("bad-{id}")))).await;
+    broker.until_asked(5).await;
+    while outbox.admin().counts().await.unwrap().dead < 5 {
+        assert_ne!(broker.breaker.state(), BreakerState::Closed);
+        tokio::time::sleep(SECOND).await;
+    }
+    assert_ne!(broker.breaker.state(), BreakerState::Closed, "nobody was asked");
+    assert_eq!(state(&outbox, "good").await.1, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_fan_out_who_is_first_gets_no_event_again_and_again_while_another_is_away() {
+    let broker = Broker::new();
+    broker.set_away(true);
+    let (store, _) = store();
+    let mailer = Recorder::new();
+    let both = FanOut::new().and(mailer.clone()).and(broker.to("orders"));
+    let outbox = testing::outbox_on(store).options(options()).listen_all(both).start_test().await;
+    write(&outbox, (0..20).map(|id| order(id.to_string()))).await;
+    tokio::time::sleep(1800 * SECOND).await;
+    let (probes, mails) = (broker.batches().len(), mailer.count());
+    assert!(probes >= 25 && mails <= probes + 2, "{mails} mails for {probes} probes");
+    broker.set_away(false);
+    tokio::time::sleep(200 * SECOND).await;
+    assert_eq!((outbox.admin().counts().await.unwrap().done, broker.taken().len()), (20, 20));
+    assert_eq!(state(&outbox, "7").await.1, 0);
+    let mistaken = FanOut::new().and(mailer).and(broker.to("{color}"));
+    let error = testing::outbox().listen_all(mistaken).start().await.unwrap_err();
+    assert!(error.to_string().contains("{color}; there are"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
