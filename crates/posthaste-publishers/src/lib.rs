@@ -15,6 +15,8 @@ pub mod mqtt;
 #[cfg(feature = "nats")]
 pub mod nats;
 pub mod ndjson;
+#[cfg(feature = "kafka")]
+mod pauses;
 mod publisher;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
