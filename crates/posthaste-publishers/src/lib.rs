@@ -15,7 +15,7 @@ pub mod mqtt;
 #[cfg(feature = "nats")]
 pub mod nats;
 pub mod ndjson;
-#[cfg(feature = "kafka")]
+#[cfg(any(feature = "kafka", feature = "rabbitmq"))]
 mod pauses;
 mod publisher;
 #[cfg(feature = "rabbitmq")]
