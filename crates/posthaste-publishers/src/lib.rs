@@ -6,6 +6,8 @@
 #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
 mod address;
 mod breaker;
+#[cfg(feature = "redis")]
+mod connection;
 mod destination;
 mod envelope;
 #[cfg(feature = "kafka")]

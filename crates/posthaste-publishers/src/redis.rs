@@ -12,7 +12,7 @@
 //! ```
 //!
 //! An event is an entry of a stream, added by `XADD`. Its fields are those of the envelope, `event-id` among them,
-//! `content-type`, and last the body in `payload`.
+//! `content-type`, and last the body in `payload`. Headers of an event that are called `content-type` or `payload` are left out.
 //!
 //! | | |
 //! |---|---|
@@ -20,35 +20,46 @@
 //! | power loss | as its `appendfsync` says: with `everysec`, which is usual, the last second can be gone; without `appendonly` more. Replicas follow later, and a failover can lose what was acknowledged |
 //! | repeats | nothing is dropped: where an acknowledgement is lost, the entries of that request are added twice. Consumers tell repeats by the field `event-id` |
 //! | order | entries of one batch are added in their order |
-//! | at once | a batch in one request, or in several of about a megabyte each, one after another |
+//! | at once | a batch in one request, or in several of about a megabyte each, one after another. What is larger goes alone |
 //!
 //! | what happens | kind |
 //! |---|---|
 //! | no connection, or lost, or no answer in time; not authenticated; `LOADING`, `READONLY`, `MASTERDOWN`, `CLUSTERDOWN`, `TRYAGAIN`, `BUSY`, `MISCONF`, `NOREPLICAS`, `OOM` | outage |
-//! | `NOPERM`; `MOVED` and `ASK`, as clusters are not followed: connect to the node that has the stream; no stream of that name, if none is to be made; any other refusal | retryable |
+//! | `NOPERM`; `MOVED` and `ASK`, as clusters are not followed: connect to the node that has the stream; no stream of that name, if none is to be made; any other refusal; a body of more than a megabyte over which the server ends the connection, as it does when its `proto-max-bulk-len` is smaller | retryable |
 //! | `WRONGTYPE`: the key is no stream; a body that is too large | permanent |
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, RedisResult};
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
 use serde::Deserialize;
-use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::address;
 use crate::breaker::Breaker;
+use crate::connection::Slot;
 use crate::destination::Destination;
 use crate::envelope::Binding;
-use crate::publisher::{Message, PublishError, Publisher};
+use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher};
 
 /// About how many bytes one request has: few enough to be answered in time.
 const REQUEST: usize = 1 << 20;
+
+/// The largest field that every server takes: `proto-max-bulk-len` cannot be less.
+const EVERYWHERE: usize = 1 << 20;
+
+/// As many requests as have time in a batch, if they take as long as they may.
+const REQUESTS: u32 = 4;
+
+/// How much longer than its requests a batch may take as a whole.
+const LATE: Duration = Duration::from_secs(5);
+
+/// How long what a batch had no time for is put off.
+const SOON: Duration = Duration::from_secs(1);
 
 /// How to reach Redis, and how to add to streams there.
 #[derive(Clone, Deserialize)]
@@ -185,6 +196,9 @@ impl RedisOptions {
     }
 
     fn client(&self) -> Result<Client, String> {
+        if self.url.starts_with("rediss://") && !cfg!(feature = "redis-tls") {
+            return Err(format!("{} is with TLS: build with the feature redis-tls", address::shown(&self.url)));
+        }
         let wrong = |error: RedisError| format!("{:?} is no address of Redis: {error}", address::shown(&self.url));
         let mut info = self.url.as_str().into_connection_info().map_err(wrong)?;
         let mut settings = info.redis_settings().clone();
@@ -195,8 +209,9 @@ impl RedisOptions {
             settings = settings.set_password(password);
         }
         info = info.set_redis_settings(settings);
-        if !info.addr().is_supported() {
-            return Err(format!("{} is with TLS: build with the feature redis-tls", address::shown(&self.url)));
+        if self.ca_file.is_some() && !matches!(info.addr(), ::redis::ConnectionAddr::TcpTls { .. }) {
+            let shown = address::shown(&self.url);
+            return Err(format!("ca_file is for TLS, and {shown} is without; write rediss:// (feature redis-tls)"));
         }
         self.open(info)
     }
@@ -242,16 +257,7 @@ struct Inner {
     options: RedisOptions,
     client: Client,
     breaker: Breaker,
-    connection: Mutex<Option<Connection>>,
-    dialled: AtomicU64,
-    closed: AtomicBool,
-}
-
-/// One connection, until it is lost: another is made then.
-#[derive(Clone)]
-struct Connection {
-    number: u64,
-    inner: MultiplexedConnection,
+    connection: Slot<MultiplexedConnection>,
 }
 
 impl Redis {
@@ -264,9 +270,7 @@ impl Redis {
         let redis = Self(Arc::new(Inner {
             breaker: Breaker::new(&options.name),
             client,
-            connection: Mutex::new(None),
-            dialled: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
+            connection: Slot::new(address::shown(&options.url)),
             options,
         }));
         if !redis.0.options.lazy {
@@ -277,7 +281,15 @@ impl Redis {
 
     /// Events go to the stream that the template makes of each: the name of its key.
     pub fn stream(&self, template: &str) -> Destination<Self> {
-        Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template)
+        let RedisOptions { connect_timeout, ack_timeout, .. } = &self.0.options;
+        // One more that has begun in time, and whether the server is still there.
+        let limit = self.longest() + *ack_timeout + *connect_timeout + *ack_timeout + LATE;
+        Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template).time_limit(limit)
+    }
+
+    /// Until when requests of a batch are begun.
+    fn longest(&self) -> Duration {
+        self.0.options.connect_timeout + self.0.options.ack_timeout * REQUESTS
     }
 
     /// The breaker of the connection.
@@ -285,19 +297,9 @@ impl Redis {
         &self.0.breaker
     }
 
-    /// The connection, which is made if there is none.
-    async fn connection(&self) -> Result<Connection, PublishError> {
-        let mut slot = self.0.connection.lock().await;
-        if self.0.closed.load(Ordering::Acquire) {
-            return Err(PublishError::outage(format!("the connection to {} is closed", self.shown())));
-        }
-        if let Some(connection) = &*slot {
-            return Ok(connection.clone());
-        }
-        let inner = self.dial().await?;
-        let connection = Connection { number: self.0.dialled.fetch_add(1, Ordering::Relaxed), inner };
-        *slot = Some(connection.clone());
-        Ok(connection)
+    /// The connection, which is made if there is none. Clones of what it gives share it.
+    async fn connection(&self) -> Result<Arc<MultiplexedConnection>, PublishError> {
+        self.0.connection.get(|_| true, self.dial()).await
     }
 
     async fn dial(&self) -> Result<MultiplexedConnection, PublishError> {
@@ -315,11 +317,6 @@ impl Redis {
         }
     }
 
-    /// Leaves a connection that is lost, or leads to a server that takes nothing.
-    async fn leave(&self, connection: &Connection) {
-        self.0.connection.lock().await.take_if(|current| current.number == connection.number);
-    }
-
     fn shown(&self) -> String {
         address::shown(&self.0.options.url)
     }
@@ -329,7 +326,7 @@ impl Redis {
         let all = |error: &PublishError| {
             messages.iter().map(|_| Err(PublishError::new(error.kind(), error.to_string()))).collect()
         };
-        let mut connection = match self.connection().await {
+        let connection = match self.connection().await {
             Ok(connection) => connection,
             Err(error) => return all(&error),
         };
@@ -338,24 +335,37 @@ impl Redis {
             self.add(&mut pipeline, message);
         }
         let answer: RedisResult<Vec<RedisResult<Option<String>>>> =
-            pipeline.ignore_errors().query_async(&mut connection.inner).await;
+            pipeline.ignore_errors().query_async(&mut MultiplexedConnection::clone(&connection)).await;
         let answers = match answer {
             Ok(answers) if answers.len() == messages.len() => answers,
             Ok(answers) => {
-                self.leave(&connection).await;
+                self.0.connection.leave(&connection).await;
                 let reason = format!("{} answers for {} entries", answers.len(), messages.len());
                 return all(&PublishError::outage(reason));
             }
             Err(error) => {
-                self.leave(&connection).await;
+                self.0.connection.leave(&connection).await;
+                if let [message] = messages
+                    && is_large(message)
+                    && !error.is_timeout()
+                    && self.check().await.is_ok()
+                {
+                    return vec![Err(PublishError::retryable(format!(
+                        "{} ended the connection over a body of {} bytes; raise its proto-max-bulk-len, or send less",
+                        self.shown(),
+                        message.body.len()
+                    )))];
+                }
                 let reason = format!("{} did not acknowledge: {error}", self.shown());
                 return all(&PublishError::outage(reason));
             }
         };
+        // Behind this the server hangs up.
+        let hangs_up = answers.iter().any(|answer| answer.as_ref().is_err_and(is_of_the_protocol));
         let results: Vec<_> = messages.iter().zip(answers).map(|(message, answer)| judged(message, answer)).collect();
         // Behind the same address may be another server by now.
-        if results.iter().any(|result| result.as_ref().is_err_and(is_outage)) {
-            self.leave(&connection).await;
+        if hangs_up || results.iter().any(|result| result.as_ref().is_err_and(is_outage)) {
+            self.0.connection.leave(&connection).await;
         }
         results
     }
@@ -387,6 +397,8 @@ impl Publisher for Redis {
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        let _under_way = self.0.connection.under_way().await;
+        let until = Instant::now() + self.longest();
         let limit = self.0.options.max_payload;
         let too_large = |message: &Message| {
             let bytes = message.body.len();
@@ -412,6 +424,11 @@ impl Publisher for Redis {
                     let reason = error.to_string();
                     sent.extend(request.iter().map(|_| Err(PublishError::outage(reason.clone()))));
                 }
+                Some(_) if Instant::now() >= until => {
+                    let late =
+                        || PublishError::deferred("Redis took the time of the whole batch for others of it", SOON);
+                    sent.extend(request.iter().map(|_| Err(late())));
+                }
                 _ => sent.extend(self.request(request).await),
             }
         }
@@ -420,20 +437,20 @@ impl Publisher for Redis {
     }
 
     async fn check(&self) -> Result<(), PublishError> {
-        let mut connection = self.connection().await?;
-        let answer: RedisResult<String> = ::redis::cmd("PING").query_async(&mut connection.inner).await;
+        let connection = self.connection().await?;
+        let answer: RedisResult<String> =
+            ::redis::cmd("PING").query_async(&mut MultiplexedConnection::clone(&connection)).await;
         match answer {
             Ok(_) => Ok(()),
             Err(error) => {
-                self.leave(&connection).await;
+                self.0.connection.leave(&connection).await;
                 Err(PublishError::outage(format!("{} does not take anything: {}", self.shown(), said(&error))))
             }
         }
     }
 
     async fn close(&self) {
-        self.0.closed.store(true, Ordering::Release);
-        *self.0.connection.lock().await = None;
+        drop(self.0.connection.close().await);
     }
 }
 
@@ -447,7 +464,12 @@ impl fmt::Debug for Redis {
 }
 
 fn is_outage(error: &PublishError) -> bool {
-    error.kind() == crate::publisher::PublishErrorKind::Outage
+    error.kind() == PublishErrorKind::Outage
+}
+
+/// Whether the server could not read what it was sent.
+fn is_of_the_protocol(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.starts_with("Protocol error"))
 }
 
 /// What the server said, in its own words.
@@ -458,14 +480,20 @@ fn said(error: &RedisError) -> String {
     }
 }
 
+/// Whether a server may end the connection over it, so that it goes alone.
+fn is_large(message: &Message) -> bool {
+    message.body.len() > EVERYWHERE || message.headers.iter().any(|(_, value)| value.len() > EVERYWHERE)
+}
+
 /// Cuts a batch into requests of about [`REQUEST`] bytes.
 fn requests(messages: &[Message]) -> impl Iterator<Item = &[Message]> {
     let mut rest = messages;
     std::iter::from_fn(move || {
         let mut bytes = 0;
         let before = |message: &&Message| {
-            let fits = bytes < REQUEST;
-            bytes += message.body.len() + 256;
+            let alone = is_large(message);
+            let fits = bytes == 0 || (bytes < REQUEST && !alone);
+            bytes += if alone { REQUEST } else { message.body.len() + 256 };
             fits
         };
         let (request, behind) = rest.split_at(rest.iter().take_while(before).count());
@@ -496,6 +524,9 @@ fn judged(message: &Message, answer: RedisResult<Option<String>>) -> Result<(), 
         Some("MOVED" | "ASK") => {
             PublishError::retryable(format!("{text}; clusters are not followed: connect to the node that has it"))
         }
+        _ if is_of_the_protocol(&error) => {
+            PublishError::retryable(format!("{text}; raise its proto-max-bulk-len, or send less"))
+        }
         _ if error.is_io_error() || error.kind() == ErrorKind::AuthenticationFailed => PublishError::outage(text),
         _ => PublishError::retryable(text),
     })
@@ -523,6 +554,7 @@ mod tests {
         assert_eq!(sizes(&[10; 500]), [500]);
         assert_eq!(sizes(&[REQUEST; 3]), [1, 1, 1]);
         assert_eq!(sizes(&[REQUEST / 2, REQUEST / 2, 10, 10]), [2, 2]);
+        assert_eq!(sizes(&[10, 10, EVERYWHERE + 1, 10, EVERYWHERE + 1, EVERYWHERE + 1]), [2, 1, 1, 1, 1]);
     }
 
     /// What a server writes, and what it makes of a message.
