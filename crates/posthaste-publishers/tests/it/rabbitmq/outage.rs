@@ -6,7 +6,7 @@ use std::time::Duration;
 use posthaste_core::testing::within;
 use posthaste_core::{Event, EventId, MemoryStore, Options, Outbox};
 use posthaste_publishers::rabbitmq::{QueueOptions, Rabbit, RabbitOptions};
-use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
+use posthaste_publishers::{BreakerState, PublishError, PublishErrorKind, Publisher};
 use posthaste_torture::proxy::Proxy;
 
 use super::server::{Private, Server, all_done, ids, message, server, unique, write};
@@ -181,7 +181,7 @@ async fn a_queue_that_says_nothing_holds_up_its_own_messages_alone() {
     let results = within("the time limit is over", rabbit.publish(batch)).await;
     for (place, result) in results.iter().enumerate() {
         let expected = (place == 3).then_some(PublishErrorKind::Deferred);
-        assert_eq!(result.as_ref().err().map(|error| error.kind()), expected, "{place}: {results:?}");
+        assert_eq!(result.as_ref().err().map(PublishError::kind), expected, "{place}: {results:?}");
     }
     assert_eq!(server.take(&speaking).len(), 29, "each once");
 
