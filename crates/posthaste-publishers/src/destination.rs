@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::RetryPolicy;
-use posthaste_core::listener::{AnyListener, BatchListener, Delivery, Failure, FailureKind, Outcome, Verdict, batch};
+use posthaste_core::listener::{
+    AnyListener, BatchListener, Delivery, Failure, FailureKind, Outcome, Room, Verdict, batch,
+};
+use tokio::time::Instant;
 
-use crate::breaker::Breaker;
+use crate::breaker::{Breaker, BreakerState};
 use crate::envelope::Envelope;
 use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher};
 use crate::template::{Template, TemplateError};
@@ -15,10 +18,13 @@ use crate::template::{Template, TemplateError};
 /// How long a message waits that was put off without a word for how long.
 const DEFERRED: Duration = Duration::from_secs(1);
 
+/// How long a probe may have taken for others to follow it in the same call.
+const QUICK: Duration = Duration::from_secs(1);
+
 /// Where the events of a route go: over which connection, to which address, in which envelope.
 ///
-/// It is a listener that takes batches: `listen("Order", "*", kafka.topic("orders"))`. What is wrong with its templates or its
-/// envelope is said when the outbox is started. An event that lacks what a template needs becomes DEAD as unroutable, which uses
+/// It is a listener that takes batches: `listen("Order", "*", kafka.topic("orders"))`. What is wrong with its templates, its
+/// envelope, or an address that is the same for all events is said when the outbox is started. An event that lacks what a template needs becomes DEAD as unroutable, which uses
 /// up no attempt.
 pub struct Destination<P> {
     publisher: Arc<P>,
@@ -81,7 +87,7 @@ impl<P: Publisher> Destination<P> {
         self
     }
 
-    /// The breaker of its connection.
+    /// The breaker of its connection, which also says whether the destination can be reached.
     pub fn breaker(&self) -> &Breaker {
         &self.breaker
     }
@@ -97,7 +103,11 @@ impl<P: Publisher> From<Destination<P>> for AnyListener {
         if let Err(error) = envelope.check() {
             return AnyListener::mistaken(error);
         }
+        if let Some(Err(error)) = to.fixed().map(|to| publisher.check_address(to)) {
+            return AnyListener::mistaken(error);
+        }
         let gate = breaker.clone();
+        gate.tell();
         let mut listener =
             batch(Sending { publisher, breaker, to, key, envelope }).with_max_batch(max_batch).with_gate(gate);
         if let Some(limit) = time_limit {
@@ -158,15 +168,30 @@ impl<P: Publisher> Sending<P> {
         Ok(Message { id, to, key, content_type, headers, body: wrapped.body })
     }
 
-    /// Sends the messages, unless the destination is away, and gives a verdict for each.
-    async fn send(&self, messages: Vec<Message>) -> Vec<Verdict> {
-        let sent = messages.len();
-        if sent == 0 {
+    /// Sends the messages, as far as the breaker lets them, and gives a verdict for each.
+    async fn send(&self, mut messages: Vec<Message>) -> Vec<Verdict> {
+        if messages.is_empty() {
             return Vec::new();
         }
-        if let Err(pause) = self.breaker.enter() {
-            return (0..sent).map(|_| Ok(Outcome::RetryAfter(pause))).collect();
+        let few = match self.breaker.enter() {
+            Room::Open => messages.len(),
+            Room::Few(few) => few.min(messages.len()),
+            _ => 0,
+        };
+        let (behind, begun) = (messages.split_off(few), Instant::now());
+        let mut verdicts = if few > 0 { self.sent(messages).await } else { Vec::new() };
+        // Those behind a probe follow it at once if it has arrived, and in time: they share its time limit.
+        let follow = few > 0 && self.breaker.state() == BreakerState::Closed && begun.elapsed() < QUICK;
+        if !behind.is_empty() && follow {
+            verdicts.extend(self.sent(behind).await);
+        } else {
+            verdicts.extend(self.breaker.put_off(behind.len()).into_iter().map(later));
         }
+        verdicts
+    }
+
+    async fn sent(&self, messages: Vec<Message>) -> Vec<Verdict> {
+        let sent = messages.len();
         let results = self.publisher.publish(messages).await;
         if results.len() != sent {
             let reason = format!("{} gave {} results for {sent} messages", self.publisher.name(), results.len());
@@ -177,27 +202,20 @@ impl<P: Publisher> Sending<P> {
 
     /// What the results make of the events and of the breaker.
     fn judged(&self, results: Vec<Result<(), PublishError>>) -> Vec<Verdict> {
-        let outage = results.iter().find_map(|result| match result {
-            Err(error) if error.kind() == PublishErrorKind::Outage => Some(error),
-            _ => None,
-        });
-        let deferred = |result: &Result<(), PublishError>| {
-            result.as_ref().is_err_and(|error| error.kind() == PublishErrorKind::Deferred)
-        };
-        let pause = match outage {
-            Some(error) => self.breaker.failed(error.pause(), error),
-            // Nobody was asked.
-            None if results.iter().all(deferred) => Duration::ZERO,
-            // What was refused was refused by somebody: the destination is there.
-            None => {
-                self.breaker.succeeded();
-                Duration::ZERO
-            }
-        };
-        let verdict = |error: PublishError| {
+        let is =
+            |kind| move |result: &&Result<(), PublishError>| result.as_ref().is_err_and(|error| error.kind() == kind);
+        let lost = results.iter().filter(is(PublishErrorKind::Outage)).count();
+        match results.iter().find(is(PublishErrorKind::Outage)) {
+            Some(Err(error)) => self.breaker.failed(error.pause(), error),
+            // What was refused was refused by somebody: the destination is there. Of what was deferred nobody was asked.
+            _ if !results.iter().all(|result| is(PublishErrorKind::Deferred)(&result)) => self.breaker.succeeded(),
+            _ => {}
+        }
+        let mut pauses = self.breaker.put_off(lost).into_iter();
+        let mut verdict = |error: PublishError| {
             let kind = match error.kind() {
-                PublishErrorKind::Outage => return Ok(Outcome::RetryAfter(pause)),
-                PublishErrorKind::Deferred => return Ok(Outcome::RetryAfter(error.pause().unwrap_or(DEFERRED))),
+                PublishErrorKind::Outage => return later(pauses.next().expect("a pause for each of them")),
+                PublishErrorKind::Deferred => return later(error.pause().unwrap_or(DEFERRED)),
                 PublishErrorKind::Retryable => FailureKind::Retryable,
                 PublishErrorKind::Permanent => FailureKind::Permanent,
             };
@@ -208,6 +226,10 @@ impl<P: Publisher> Sending<P> {
                 None => failure,
             })
         };
-        results.into_iter().map(|result| result.map_or_else(verdict, |()| Ok(Outcome::Done))).collect()
+        results.into_iter().map(|result| result.map_or_else(&mut verdict, |()| Ok(Outcome::Done))).collect()
     }
+}
+
+fn later(pause: Duration) -> Verdict {
+    Ok(Outcome::RetryAfter(pause))
 }

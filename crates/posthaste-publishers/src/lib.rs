@@ -6,7 +6,7 @@
 #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
 mod address;
 mod breaker;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
 mod connection;
 mod destination;
 mod envelope;
@@ -17,7 +17,9 @@ pub mod mqtt;
 #[cfg(feature = "nats")]
 pub mod nats;
 pub mod ndjson;
-#[cfg(any(feature = "kafka", feature = "rabbitmq"))]
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+mod options;
+#[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq"))]
 mod pauses;
 mod publisher;
 #[cfg(feature = "rabbitmq")]
@@ -25,6 +27,8 @@ pub mod rabbitmq;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod template;
+#[cfg(any(feature = "mqtt-tls", feature = "webhook"))]
+mod tls;
 #[cfg(feature = "webhook")]
 pub mod webhook;
 

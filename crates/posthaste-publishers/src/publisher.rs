@@ -32,6 +32,17 @@ pub trait Publisher: Send + Sync + 'static {
     /// their order; where one of them fails, those behind it may have arrived.
     fn publish(&self, messages: Vec<Message>) -> impl Future<Output = Vec<Result<(), PublishError>>> + Send;
 
+    /// Whether messages could be sent to such an address at all. Asked when the outbox is started, of addresses that are the same for
+    /// all events: what is wrong with one of these is then said once, and not by every event. Nobody is connected to for it.
+    /// Default: yes.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what would be right.
+    fn check_address(&self, to: &str) -> Result<(), PublishError> {
+        let _ = to;
+        Ok(())
+    }
+
     /// Asks the other end whether it is there and would take something.
     fn check(&self) -> impl Future<Output = Result<(), PublishError>> + Send;
 
@@ -116,6 +127,17 @@ impl PublishError {
     /// What kind of failure it was.
     pub fn kind(&self) -> PublishErrorKind {
         self.kind
+    }
+
+    #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+    pub(crate) fn is_outage(&self) -> bool {
+        self.kind == PublishErrorKind::Outage
+    }
+
+    /// The same as the result of each of so many messages.
+    #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
+    pub(crate) fn of_each(&self, messages: usize) -> impl Iterator<Item = Result<(), Self>> {
+        (0..messages).map(|_| Err(Self::new(self.kind, self.to_string())))
     }
 
     /// How long a pause the other end asked for.

@@ -44,7 +44,8 @@ use crate::breaker::Breaker;
 use crate::connection::Slot;
 use crate::destination::Destination;
 use crate::envelope::Binding;
-use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher};
+use crate::options::{connection_setters, five_seconds};
+use crate::publisher::{Message, PublishError, Publisher};
 
 /// About how many bytes one request has: few enough to be answered in time.
 const REQUEST: usize = 1 << 20;
@@ -76,9 +77,9 @@ pub struct RedisOptions {
     create_streams: bool,
     #[serde(default = "default_max_payload")]
     max_payload: usize,
-    #[serde(default = "default_ack_timeout", with = "compact::required")]
+    #[serde(default = "five_seconds", with = "compact::required")]
     ack_timeout: Duration,
-    #[serde(default = "default_connect_timeout", with = "compact::required")]
+    #[serde(default = "five_seconds", with = "compact::required")]
     connect_timeout: Duration,
     #[serde(default)]
     lazy: bool,
@@ -96,14 +97,6 @@ fn default_max_payload() -> usize {
     512 << 20
 }
 
-fn default_ack_timeout() -> Duration {
-    Duration::from_secs(5)
-}
-
-fn default_connect_timeout() -> Duration {
-    Duration::from_secs(5)
-}
-
 impl RedisOptions {
     /// The server at that address, such as `redis://127.0.0.1:6379/0`; `rediss://` is with TLS (feature `redis-tls`).
     pub fn new(url: impl Into<String>) -> Self {
@@ -116,17 +109,10 @@ impl RedisOptions {
             max_len: None,
             create_streams: default_create_streams(),
             max_payload: default_max_payload(),
-            ack_timeout: default_ack_timeout(),
-            connect_timeout: default_connect_timeout(),
+            ack_timeout: five_seconds(),
+            connect_timeout: five_seconds(),
             lazy: false,
         }
-    }
-
-    /// Sets what it is called in logs and metrics. Default `redis`.
-    #[must_use]
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
     }
 
     /// Sets the user. Default: that of the address, or the user called `default`.
@@ -173,30 +159,10 @@ impl RedisOptions {
         self
     }
 
-    /// Sets how long one request may take. Default 5 s.
-    #[must_use]
-    pub fn ack_timeout(mut self, timeout: Duration) -> Self {
-        self.ack_timeout = timeout;
-        self
-    }
-
-    /// Sets how long connecting may take. Default 5 s.
-    #[must_use]
-    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout;
-        self
-    }
-
-    /// Whether to connect with the first batch only. A server that is away is then an outage and no error of
-    /// [`Redis::connect`]. Default false: what is wrong is said at the start.
-    #[must_use]
-    pub fn lazy(mut self, lazy: bool) -> Self {
-        self.lazy = lazy;
-        self
-    }
+    connection_setters!(name: "redis", ack_timeout: "one request may take", connect: "Redis::connect");
 
     fn client(&self) -> Result<Client, String> {
-        if self.url.starts_with("rediss://") && !cfg!(feature = "redis-tls") {
+        if cfg!(not(feature = "redis-tls")) && self.url.starts_with("rediss://") {
             return Err(format!("{} is with TLS: build with the feature redis-tls", address::shown(&self.url)));
         }
         let wrong = |error: RedisError| format!("{:?} is no address of Redis: {error}", address::shown(&self.url));
@@ -323,9 +289,7 @@ impl Redis {
 
     /// Sends one request, and gives a result for each of its messages.
     async fn request(&self, messages: &[Message]) -> Vec<Result<(), PublishError>> {
-        let all = |error: &PublishError| {
-            messages.iter().map(|_| Err(PublishError::new(error.kind(), error.to_string()))).collect()
-        };
+        let all = |error: &PublishError| error.of_each(messages.len()).collect();
         let connection = match self.connection().await {
             Ok(connection) => connection,
             Err(error) => return all(&error),
@@ -364,7 +328,7 @@ impl Redis {
         let hangs_up = answers.iter().any(|answer| answer.as_ref().is_err_and(is_of_the_protocol));
         let results: Vec<_> = messages.iter().zip(answers).map(|(message, answer)| judged(message, answer)).collect();
         // Behind the same address may be another server by now.
-        if hangs_up || results.iter().any(|result| result.as_ref().is_err_and(is_outage)) {
+        if hangs_up || results.iter().any(|result| result.as_ref().is_err_and(PublishError::is_outage)) {
             self.0.connection.leave(&connection).await;
         }
         results
@@ -416,13 +380,13 @@ impl Publisher for Redis {
             .zip(&refused)
             .filter_map(|(message, refused)| refused.is_none().then_some(message))
             .collect();
-        let mut sent = Vec::with_capacity(fitting.len());
+        let mut sent: Vec<Result<(), PublishError>> = Vec::with_capacity(fitting.len());
         for request in requests(&fitting) {
             // What comes behind an outage would only wait for another.
             match sent.last() {
-                Some(Err(error)) if is_outage(error) => {
-                    let reason = error.to_string();
-                    sent.extend(request.iter().map(|_| Err(PublishError::outage(reason.clone()))));
+                Some(Err(error)) if error.is_outage() => {
+                    let behind: Vec<_> = error.of_each(request.len()).collect();
+                    sent.extend(behind);
                 }
                 Some(_) if Instant::now() >= until => {
                     let late =
@@ -461,10 +425,6 @@ impl fmt::Debug for Redis {
             .field("breaker", &self.0.breaker)
             .finish_non_exhaustive()
     }
-}
-
-fn is_outage(error: &PublishError) -> bool {
-    error.kind() == PublishErrorKind::Outage
 }
 
 /// Whether the server could not read what it was sent.

@@ -91,8 +91,8 @@ impl Template {
     /// # Errors
     /// When the event lacks one of its places, or has nothing in it.
     pub fn render(&self, event: &Event) -> Result<String, EmptyPlace> {
-        if let [Part::Text(text)] = self.parts.as_slice() {
-            return Ok(text.clone());
+        if let Some(text) = self.fixed() {
+            return Ok(text.to_owned());
         }
         let mut address = String::with_capacity(self.text.len() + 32);
         for part in &self.parts {
@@ -115,7 +115,15 @@ impl Template {
 
     /// Whether it is the same address for every event.
     pub fn is_fixed(&self) -> bool {
-        self.parts.iter().all(|part| matches!(part, Part::Text(_)))
+        self.fixed().is_some()
+    }
+
+    /// The address, if it is the same for every event.
+    pub(crate) fn fixed(&self) -> Option<&str> {
+        match self.parts.as_slice() {
+            [Part::Text(text)] => Some(text),
+            _ => None,
+        }
     }
 
     /// As it was written.

@@ -40,7 +40,8 @@
 //! | any other 4xx | permanent |
 //! | the address is not public | retryable; nothing is sent. [Unless allowed](WebhookOptions::allow_private_addresses) |
 //!
-//! Addresses are looked at after the name was resolved, and the connection is made to just these.
+//! Addresses are looked at after the name was resolved, and the connection is made to just these. What is wrong with a URL that is
+//! the same for all events is said when the outbox is started.
 //!
 //! # Endpoints
 //!
@@ -66,10 +67,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use posthaste_core::listener::Room;
 use reqwest::{Client, Url};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
 use tokio::sync::RwLock;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
@@ -78,6 +77,8 @@ use crate::breaker::{Breaker, BreakerState};
 use crate::destination::Destination;
 use crate::envelope::Binding;
 use crate::publisher::{Message, PublishError, Publisher};
+use crate::template::Template;
+use crate::tls;
 
 use address::PublicOnly;
 use endpoint::{Endpoint, Endpoints};
@@ -140,7 +141,8 @@ impl Webhook {
 
     /// A destination: the URL that the template makes of each event.
     pub fn url(&self, template: &str) -> Destination<Self> {
-        let fixed = if template.contains(['{', '}']) { None } else { Url::parse(template).ok() };
+        let parsed = template.parse::<Template>().ok();
+        let fixed = parsed.as_ref().and_then(Template::fixed).and_then(|url| Url::parse(url).ok());
         let only = fixed.map(|url| self.inner.endpoints.of(&url));
         // Where there are many endpoints each has its own, and this one stays closed.
         let breaker =
@@ -173,32 +175,40 @@ impl Webhook {
         until: Instant,
     ) -> Vec<(usize, Result<(), PublishError>)> {
         let ours = self.only.is_none();
-        if ours && let Err(pause) = endpoint.breaker.enter() {
-            let put_off =
-                |request: Request| (request.place, Err(PublishError::deferred("the endpoint is away", pause)));
-            return requests.into_iter().map(put_off).collect();
-        }
-        // The first shows whether it is back.
-        let probing = ours && endpoint.breaker.state() == BreakerState::HalfOpen;
-        let behind = if probing { requests.split_off(1) } else { Vec::new() };
+        let room = if ours { endpoint.breaker.enter() } else { Room::Open };
+        let behind = match room {
+            Room::Open => Vec::new(),
+            // The first shows whether it is back.
+            Room::Few(_) => requests.split_off(1),
+            _ => {
+                let put_off = |(request, pause): (Request, _)| {
+                    (request.place, Err(PublishError::deferred("the endpoint is away", pause)))
+                };
+                let pauses = endpoint.breaker.put_off(requests.len());
+                return requests.into_iter().zip(pauses).map(put_off).collect();
+            }
+        };
         let mut sent = self.in_lanes(&endpoint, requests, until).await;
         match away(&sent) {
             Some(reason) => sent.extend(behind.into_iter().map(|request| (request.place, Sent::Away(reason.clone())))),
             None => sent.extend(self.in_lanes(&endpoint, behind, until).await),
         }
-        let away_for = match away(&sent) {
-            Some(reason) if ours => Some(endpoint.breaker.failed(None, &reason)),
-            None if ours && sent.iter().any(|(_, sent)| matches!(sent, Sent::Judged(_))) => {
-                endpoint.breaker.succeeded();
-                None
+        if ours {
+            match away(&sent) {
+                Some(reason) => endpoint.breaker.failed(None, &reason),
+                None if sent.iter().any(|(_, sent)| matches!(sent, Sent::Judged(_))) => endpoint.breaker.succeeded(),
+                None => {}
             }
-            _ => None,
-        };
-        let fate = |sent| match (sent, away_for) {
-            (Sent::Judged(fate), _) => fate,
-            (Sent::PutOff(error), _) => Err(error),
-            (Sent::Away(reason), Some(pause)) => Err(PublishError::deferred(reason, pause)),
-            (Sent::Away(reason), None) => Err(PublishError::outage(reason)),
+        }
+        let lost = sent.iter().filter(|(_, sent)| matches!(sent, Sent::Away(_))).count();
+        let mut pauses = endpoint.breaker.put_off(if ours { lost } else { 0 }).into_iter();
+        let mut fate = |sent| match sent {
+            Sent::Judged(fate) => fate,
+            Sent::PutOff(error) => Err(error),
+            Sent::Away(reason) => Err(match pauses.next() {
+                Some(pause) => PublishError::deferred(reason, pause),
+                None => PublishError::outage(reason),
+            }),
         };
         sent.into_iter().map(|(place, sent)| (place, fate(sent))).collect()
     }
@@ -299,6 +309,10 @@ impl Publisher for Webhook {
         results.into_iter().map(|result| result.expect("a fate for every request")).collect()
     }
 
+    fn check_address(&self, to: &str) -> Result<(), PublishError> {
+        request::url(to, &self.inner.options).map(drop)
+    }
+
     /// Nobody is asked, since there is no request without an event. Fails while an endpoint is away or disabled.
     async fn check(&self) -> Result<(), PublishError> {
         let away = self.breakers().into_iter().find(|breaker| breaker.state() != BreakerState::Closed);
@@ -342,17 +356,7 @@ fn in_one_line(error: &(dyn Error + 'static)) -> String {
 
 /// Goes nowhere by itself: no redirects, no proxies of the environment, no second try.
 fn client(options: &WebhookOptions) -> Result<Client, Box<dyn Error + Send + Sync>> {
-    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    if let Some(path) = &options.ca_file {
-        let wrong = |error| format!("cannot read the authorities in {}: {error}", path.display());
-        for certificate in CertificateDer::pem_file_iter(path).map_err(wrong)? {
-            roots.add(certificate.map_err(wrong)?)?;
-        }
-    }
-    let mut tls = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let mut tls = tls::client_config(options.ca_file.as_deref(), None)?;
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let mut client = Client::builder()
         .tls_backend_preconfigured(tls)

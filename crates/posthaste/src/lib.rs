@@ -173,7 +173,7 @@
 //! | `nats` | NATS JetStream | |
 //! | `rabbitmq`, `rabbitmq-tls` | RabbitMQ, and over TLS | |
 //! | `redis`, `redis-tls` | Redis Streams, and over TLS | |
-//! | `mqtt` | MQTT 5 | |
+//! | `mqtt`, `mqtt-tls` | MQTT 5, and over TLS | |
 //! | `webhook` | signed requests over HTTP | |
 //! | `testing` | `testing`, for tests of programs that use an outbox: for `dev-dependencies` | |
 //!

@@ -107,12 +107,18 @@ pub(super) enum Answer {
     Gone,
 }
 
-fn url(text: &str, options: &WebhookOptions) -> Result<Url, PublishError> {
-    let url = Url::parse(text).map_err(|error| PublishError::permanent(format!("not a URL: {error}")))?;
+/// The URL, unless nothing is sent to such a one. It may have a token in it, and is not shown.
+pub(super) fn url(text: &str, options: &WebhookOptions) -> Result<Url, PublishError> {
+    let wrong = |error| format!("not a URL such as https://partner.example/hooks: {error}");
+    let url = Url::parse(text).map_err(|error| PublishError::permanent(wrong(error)))?;
     match url.scheme() {
         "https" => {}
         "http" if options.allow_http => {}
-        "http" => return Err(PublishError::permanent("webhooks are sent to https:// only, unless http:// is allowed")),
+        "http" => {
+            return Err(PublishError::permanent(
+                "webhooks are sent to https:// only, unless http:// is allowed with allow_http",
+            ));
+        }
         other => return Err(PublishError::permanent(format!("webhooks are sent to https://, not to {other}:"))),
     }
     match written_as_private(&url) {

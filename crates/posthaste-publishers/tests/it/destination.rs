@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_core::testing::{self, Call, Faults, Faulty, Recorder, TestOutbox};
-use posthaste_core::{Event, EventBuilder, EventId, MemoryStore, Options, Outbox, RetryPolicy, Status};
+use posthaste_core::{Event, EventBuilder, EventId, MemoryStore, Metrics, Options, Outbox, RetryPolicy, Status};
 use posthaste_publishers::{
     Binding, Breaker, BreakerState, CloudEvents, Debezium, Destination, Envelope, Message, PublishError, Publisher,
 };
@@ -36,7 +36,10 @@ struct Shared {
 
 impl Broker {
     fn new() -> Self {
-        let breaker = Breaker::with_pauses("broker", 10 * SECOND, 60 * SECOND);
+        Self::with_breaker(Breaker::with_pauses("broker", 10 * SECOND, 60 * SECOND))
+    }
+
+    fn with_breaker(breaker: Breaker) -> Self {
         Self { shared: Arc::default(), breaker }
     }
 
@@ -325,6 +328,106 @@ async fn a_route_without_a_breaker_goes_on_meanwhile() {
         assert_eq!((status, attempts), (Status::Done, 0), "{id}");
     }
     assert_eq!(mailer.count(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_is_of_a_few_and_the_others_follow_it_or_wait_unharmed() {
+    let broker = Broker::new();
+    broker.set_away(true);
+    let (store, _) = store();
+    let outbox = testing::outbox_on(store)
+        .options(Options { workers: 1, ..options() })
+        .listen("Order", "*", broker.to("orders"))
+        // Claims go on, because of this one.
+        .listen("Mail", "*", Recorder::new())
+        .start_test()
+        .await;
+    write(&outbox, (0..30).map(|id| order(id.to_string()))).await;
+    broker.until_asked(2).await;
+    tokio::time::sleep(SECOND).await;
+    broker.set_away(false);
+    broker.until_asked(4).await;
+    assert_eq!(outbox.drain_now().await.done, 30);
+    let batches = broker.batches();
+    let sizes: Vec<_> = batches.iter().map(|(_, batch)| batch.len()).collect();
+    assert_eq!(sizes, [30, 10, 10, 20]);
+    assert_eq!(batches[3].0, batches[2].0, "the others had to wait although the probe had arrived");
+    for id in 0..30 {
+        assert_eq!(state(&outbox, &id.to_string()).await.1, 0);
+    }
+}
+
+/// Counts what is put off.
+#[derive(Default)]
+struct PutOff(AtomicU64);
+
+impl Metrics for PutOff {
+    fn deferred(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backlog_for_who_is_away_hinders_nobody_and_is_there_soon_after_the_return() {
+    const BACKLOG: usize = 10_000;
+    const OUTAGE: u64 = 120;
+    let (orders, mails) = (Broker::with_breaker(Breaker::new("orders")), Broker::new());
+    orders.set_away(true);
+    let (store, faults) = store();
+    let writer = Outbox::writer_only(store.clone()).start().await.unwrap();
+    write(&writer, (0..BACKLOG).map(|id| order(format!("order-{id}")))).await;
+    let put_off = Arc::new(PutOff::default());
+    let outbox = testing::outbox_on(store)
+        .metrics(put_off.clone())
+        .listen("Order", "*", orders.to("orders"))
+        .listen("Mail", "*", mails.to("mails"))
+        .start_test()
+        .await;
+
+    let begun = Instant::now();
+    let mut late = Duration::ZERO;
+    for second in 0..OUTAGE {
+        // One from memory, one from the table.
+        let mail = |path: &str| order(format!("{path}-{second}")).aggregate_type("Mail");
+        write(&outbox, [mail("hot"), mail("cold").deliver_after(SECOND / 2)]).await;
+        let written = Instant::now();
+        tokio::time::sleep_until(begun + u32::try_from(second + 1).unwrap() * SECOND).await;
+        for (path, due) in [("hot", written), ("cold", written + SECOND / 2)] {
+            let id = format!("{path}-{second}");
+            let batches = mails.batches();
+            let sent = batches.iter().find(|(_, batch)| batch.iter().any(|message| message.id == *id.as_str()));
+            late = late.max(sent.unwrap_or_else(|| panic!("{id} was not sent within a second")).0 - due);
+        }
+    }
+    assert!(late <= Duration::from_millis(50), "a mail waited for {late:?}");
+    let (claims, settlements, rows) =
+        (faults.count(Call::Claim), faults.count(Call::Settle), put_off.0.load(Ordering::Relaxed));
+    println!("{claims} claims, {settlements} settlements and {rows} rows put off in {OUTAGE} s");
+    // Without its own: two claims and two settlements for the mails of each second.
+    assert!(
+        claims as u64 <= 10 * OUTAGE && settlements as u64 <= 10 * OUTAGE,
+        "{claims} claims, {settlements} settlements"
+    );
+    assert!(rows <= 2_000 * OUTAGE, "{rows} rows were put off");
+    assert!(orders.batches().iter().all(|(_, batch)| batch.len() <= 500), "sent in batches");
+    let probes = &orders.batches()[4..];
+    assert!(!probes.is_empty() && probes.iter().all(|(_, batch)| batch.len() <= 10), "a probe is of a few");
+    let counts = outbox.admin().counts().await.unwrap();
+    assert_eq!((counts.pending(), counts.retry, counts.done as u64), (BACKLOG as u64, 0, 2 * OUTAGE));
+
+    orders.set_away(false);
+    let back = Instant::now();
+    // A pause takes 36 s at most.
+    tokio::time::timeout(45 * SECOND, async {
+        while orders.taken().len() < BACKLOG {
+            tokio::time::sleep(SECOND / 10).await;
+        }
+    })
+    .await
+    .unwrap_or_else(|_| panic!("{} of {BACKLOG} were sent in 45 s", orders.taken().len()));
+    println!("all were sent {:?} after the return", back.elapsed());
+    assert_eq!(orders.taken().iter().collect::<BTreeSet<_>>().len(), BACKLOG, "some were sent twice");
+    assert_eq!(state(&outbox, "order-0").await.1, 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,11 +2,14 @@
 
 jetstream.py URL add CONFIG        makes a stream anew
 jetstream.py URL read STREAM       prints its messages as JSON, one in a line
+
+With TLS the URL ends with a # and the files of a certificate to trust, of one to show, and of its key, with commas between.
 """
 
 import asyncio
 import base64
 import json
+import ssl
 import sys
 
 import nats
@@ -15,7 +18,13 @@ from nats.js.errors import NotFoundError
 
 
 async def main(url, command, argument):
-    client = await nats.connect(url, connect_timeout=5, allow_reconnect=False)
+    url, _, files = url.partition("#")
+    tls = None
+    if files:
+        authority, certificate, key = files.split(",")
+        tls = ssl.create_default_context(cafile=authority)
+        tls.load_cert_chain(certificate, key)
+    client = await nats.connect(url, connect_timeout=5, allow_reconnect=False, tls=tls)
     stream = client.jetstream()
     if command == "add":
         # One of an earlier run, if there is one.

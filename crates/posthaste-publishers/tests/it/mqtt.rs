@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use posthaste_core::{Event, MemoryStore, Outbox, RetryPolicy};
+use posthaste_core::{Event, EventBuilder, MemoryStore, Outbox, RetryPolicy};
 use posthaste_publishers::mqtt::{Mqtt, MqttOptions};
 use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
 use posthaste_torture::proxy::Proxy;
@@ -146,8 +146,8 @@ async fn what_cannot_be_carried_is_permanent_and_spares_the_others() {
     assert_eq!(bodies(&reader.read(2)), [1, 4]);
 }
 
-#[tokio::test]
-async fn a_stranger_is_refused_and_a_topic_that_is_not_permitted_is_retryable() {
+/// A broker with the user `all`, who may do everything, and `some`, who may write to `permit/#`. The password of both is `secret`.
+fn with_users() -> (Started, String) {
     let lines = ["allow_anonymous false", "password_file {dir}/passwords", "acl_file {dir}/permissions"];
     let permissions = "user all\ntopic readwrite #\nuser some\ntopic write permit/#\n";
     let directory = tempfile::tempdir().unwrap();
@@ -157,7 +157,12 @@ async fn a_stranger_is_refused_and_a_topic_that_is_not_permitted_is_retryable() 
     run("mosquitto_passwd", ["-b", path, "some", "secret"]);
     let passwords = std::fs::read_to_string(passwords).unwrap();
     let files = [("passwords", passwords.as_str()), ("permissions", permissions)];
-    let (_server, url) = Started::with_files("mosquitto", &lines, &files);
+    Started::with_files("mosquitto", &lines, &files)
+}
+
+#[tokio::test]
+async fn a_stranger_is_refused_and_a_topic_that_is_not_permitted_is_retryable() {
+    let (_server, url) = with_users();
     for options in [MqttOptions::new(&url), MqttOptions::new(&url).user_and_password("all", "wrong")] {
         let error = Mqtt::connect(options).await.unwrap_err();
         assert_eq!(error.kind(), PublishErrorKind::Outage);
@@ -247,4 +252,99 @@ async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
     assert!(begun.elapsed() < Duration::from_secs(3), "waited for each: {:?}", begun.elapsed());
     proxy.black_hole(false);
     assert_eq!(kinds(&mqtt.publish(messages("cable", "m", 200)).await), [None; 200]);
+}
+
+/// Events of which some are not taken: the others are delivered, these use up their attempts.
+async fn some_are_refused(mqtt: Mqtt, event: impl Fn(usize) -> EventBuilder, refused: &[usize], reason: &str) {
+    let store = MemoryStore::new();
+    let retry = RetryPolicy::fixed([Duration::from_millis(50); 2]);
+    let listener = mqtt.topic("{topic}").retry(retry);
+    let outbox = Outbox::builder(store.clone()).listen("Test", "*", listener).start().await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write_all((0..200).map(|n| event(n).id(format!("event-{n}")))).await.unwrap();
+    tx.commit().await.unwrap();
+    let dead = refused.len() as u64;
+    until(&store, "all are settled", |counts| counts.done == 200 - dead && counts.dead == dead).await;
+    for row in rows(&store).await {
+        let is_refused = refused.iter().any(|n| row.id == *format!("event-{n}").as_str());
+        assert_eq!(row.state.attempts, if is_refused { 3 } else { 0 }, "{row:?}");
+        let error = row.state.last_error.unwrap_or_default();
+        assert!(!is_refused || error.contains(reason), "{error}");
+    }
+    assert_eq!(mqtt.breaker().state(), BreakerState::Closed);
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_message_over_which_the_broker_ends_the_connection_uses_up_its_attempts_and_spares_the_others() {
+    for exactly_once in [false, true] {
+        let (_server, url) = Started::new("mosquitto", &["allow_anonymous true", "message_size_limit 1000"]);
+        let reader = Reader::new(&url, "permit/#", &[]);
+        let mqtt = Mqtt::connect(MqttOptions::new(&url).exactly_once(exactly_once)).await.unwrap();
+        let body = |n| format!("\"{}\"", "x".repeat(if [70, 71, 199].contains(&n) { 2000 } else { 10 }));
+        let event = |n| Event::builder("Sized").aggregate("Test", 1).topic("permit/x").json_text(body(n));
+        some_are_refused(mqtt, event, &[70, 71, 199], "ends the connection over a message").await;
+        let read = reader.read(197);
+        assert!(read.len() == 197 && read.iter().all(|message| message["payload"] == "xxxxxxxxxx"));
+    }
+}
+
+#[tokio::test]
+async fn a_topic_that_is_not_permitted_uses_up_the_attempts_of_its_events_and_no_others() {
+    for exactly_once in [false, true] {
+        let (_server, url) = with_users();
+        let options = MqttOptions::new(&url).user_and_password("some", "secret").exactly_once(exactly_once);
+        let mqtt = Mqtt::connect(options).await.unwrap();
+        let topic = |n: usize| if n == 42 || n == 150 { "other/x" } else { "permit/x" };
+        let event = |n| Event::builder("Sent").aggregate("Test", 1).topic(topic(n)).json_text("1");
+        some_are_refused(mqtt, event, &[42, 150], "").await;
+    }
+}
+
+#[cfg(feature = "mqtt-tls")]
+#[tokio::test]
+async fn over_tls_both_have_to_prove_who_they_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let [server, client, stranger] =
+        ["server", "client", "stranger"].map(|name| crate::certificate::certificate(directory.path(), name));
+    let line = |name: &str, path: &std::path::Path| format!("{name} {}", path.display());
+    let lines = [
+        "allow_anonymous true".to_owned(),
+        "require_certificate true".to_owned(),
+        line("cafile", &client.0),
+        line("certfile", &server.0),
+        line("keyfile", &server.1),
+    ];
+    let (_server, url) = Started::new("mosquitto", &lines.each_ref().map(String::as_str));
+    let files = [&server.0, &client.0, &client.1].map(|path| path.to_str().unwrap());
+    let reader = Reader::new(&url, "secure/x", &["--cafile", files[0], "--cert", files[1], "--key", files[2]]);
+
+    let secure = url.replace("mqtt://", "mqtts://");
+    let options = MqttOptions::new(&secure).connect_timeout(Duration::from_secs(2));
+    let shown = options.clone().client_certificate(&client.0, &client.1);
+    let mqtt = Mqtt::connect(shown.clone().ca_file(&server.0)).await.unwrap();
+    assert_eq!(kinds(&mqtt.publish(messages("secure/x", "m", 100)).await), [None; 100]);
+    assert_eq!(bodies(&reader.read(100)), (0..100).collect::<Vec<_>>());
+
+    for (options, said) in [
+        (shown.clone(), "invalid peer certificate"),
+        (shown.clone().ca_file(&stranger.0), "invalid peer certificate"),
+        (options.clone().ca_file(&server.0), ""),
+        (options.clone().ca_file(&server.0).client_certificate(&stranger.0, &stranger.1), ""),
+        (MqttOptions::new(&url).connect_timeout(Duration::from_secs(2)), ""),
+    ] {
+        let error = Mqtt::connect(options.clone()).await.expect_err(&format!("{options:?}"));
+        assert_eq!(error.kind(), PublishErrorKind::Outage);
+        assert!(error.to_string().contains(said), "{error}");
+    }
+    let missing = Mqtt::connect(shown.ca_file("/nowhere.pem")).await.unwrap_err();
+    assert_eq!(missing.kind(), PublishErrorKind::Permanent);
+    assert!(missing.to_string().contains("/nowhere.pem"), "{missing}");
+}
+
+#[cfg(not(feature = "mqtt-tls"))]
+#[tokio::test]
+async fn without_tls_an_address_with_it_is_refused() {
+    let error = Mqtt::connect(MqttOptions::new("mqtts://127.0.0.1:1")).await.unwrap_err();
+    assert!(error.to_string().contains("mqtt-tls"), "{error}");
 }

@@ -7,6 +7,7 @@ use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
 use posthaste_torture::proxy::Proxy;
 use serde_json::Value;
 
+use crate::certificate::certificate;
 use crate::started::{Started, kinds, message, messages, rows, run, until, variable, write};
 
 const OUTAGE: Option<PublishErrorKind> = Some(PublishErrorKind::Outage);
@@ -303,4 +304,35 @@ async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
     proxy.black_hole(false);
     assert_eq!(kinds(&nats.publish(messages("cable.x", "m", 10)).await), [None; 10]);
     assert_eq!(bodies(&read(&url(), "cable")), numbers(0..10));
+}
+
+#[tokio::test]
+async fn over_tls_both_have_to_prove_who_they_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let [server, client, stranger] = ["server", "client", "stranger"].map(|name| certificate(directory.path(), name));
+    let [server, client, stranger] =
+        [&server, &client, &stranger].map(|(certificate, key)| (certificate.to_str().unwrap(), key.to_str().unwrap()));
+    let demands = ["--tlsverify", "--tlscacert", client.0, "--tlscert", server.0, "--tlskey", server.1];
+    let (_server, url) = Started::new("nats", &demands);
+    let url = url.replace("nats://", "tls://");
+    let reader = format!("{url}#{},{},{}", server.0, client.0, client.1);
+    add_stream(&reader, "secure", "");
+
+    let options = NatsOptions::new(&url).connect_timeout(Duration::from_secs(2));
+    let shown = options.clone().client_certificate(client.0, client.1);
+    let nats = Nats::connect(shown.clone().ca_file(server.0)).await.unwrap();
+    assert_eq!(kinds(&nats.publish(messages("secure.x", "m", 100)).await), [None; 100]);
+    assert_eq!(bodies(&read(&reader, "secure")), numbers(0..100));
+
+    for (options, said) in [
+        (shown.clone(), "invalid peer certificate"),
+        (shown.clone().ca_file(stranger.0), "invalid peer certificate"),
+        (options.clone().ca_file(server.0), ""),
+        (options.clone().ca_file(server.0).client_certificate(stranger.0, stranger.1), ""),
+        (shown.ca_file("/nowhere.pem"), "/nowhere.pem"),
+    ] {
+        let error = Nats::connect(options.clone()).await.expect_err(&format!("{options:?}"));
+        assert_eq!(error.kind(), PublishErrorKind::Outage);
+        assert!(error.to_string().contains(said), "{error}");
+    }
 }

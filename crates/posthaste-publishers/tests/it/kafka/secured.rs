@@ -1,8 +1,8 @@
 //! Connections that are encrypted, and brokers that want a login.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use posthaste_publishers::kafka::{Error, Kafka, KafkaOptions, Sasl, Tls};
@@ -10,6 +10,7 @@ use posthaste_publishers::{PublishErrorKind, Publisher};
 
 use super::broker::{Private, client, create_topic, new_topic, python, read, unused_topic};
 use super::{assert_all_arrived, assert_once_and_in_order, kinds, numbered};
+use crate::certificate::certificate;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_by_scram_is_taken_and_a_wrong_one_is_an_outage() {
@@ -46,8 +47,8 @@ async fn a_login_by_scram_is_taken_and_a_wrong_one_is_an_outage() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_encrypted_connection_is_used_and_a_stranger_is_not_trusted() {
     let directory = tempfile::tempdir().unwrap();
+    let (stranger, _) = certificate(directory.path(), "stranger");
     let (certificate, key) = certificate(directory.path(), "server");
-    let (stranger, _) = self::certificate(directory.path(), "stranger");
     let mut terminator = Terminator::start(&certificate, &key);
     let broker = Private::start(&["--advertise", &terminator.url]).await;
     terminator.speak_for(broker.url());
@@ -67,22 +68,6 @@ async fn an_encrypted_connection_is_used_and_a_stranger_is_not_trusted() {
     let missing = Kafka::connect(options.clone().tls(Tls::new().ca("/nowhere.pem"))).await.unwrap_err();
     assert!(matches!(missing, Error::Client(_)), "{missing}");
     assert!(Kafka::connect(options).await.is_err(), "the connection was not encrypted");
-}
-
-/// A certificate for 127.0.0.1 that signs itself, and its key.
-fn certificate(directory: &Path, name: &str) -> (PathBuf, PathBuf) {
-    let (certificate, key) = (directory.join(format!("{name}.pem")), directory.join(format!("{name}.key")));
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"])
-        .args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"])
-        .arg("-keyout")
-        .arg(&key)
-        .arg("-out")
-        .arg(&certificate)
-        .output()
-        .expect("openssl is installed; it is a package of Debian");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    (certificate, key)
 }
 
 /// Speaks TLS for a broker that does not.

@@ -1,7 +1,6 @@
 //! Endpoints that are away, gone, busy, or where nothing may be sent.
 
 use std::net::TcpListener;
-use std::process::Command;
 use std::time::Duration;
 
 use posthaste_core::{Event, MemoryStore, Outbox};
@@ -11,6 +10,7 @@ use posthaste_publishers::{BreakerState, Message, Publisher};
 
 use super::receiver::{Receiver, SECRET, all_done, message, until, write};
 use super::{kind, local};
+use crate::certificate::certificate;
 
 fn event(to: impl Into<String>) -> Event {
     Event::builder("E").aggregate("Order", 1).header("to", to).json_text("{}").build().unwrap()
@@ -153,15 +153,7 @@ async fn closing_waits_for_requests_on_their_way() {
 #[tokio::test]
 async fn tls_is_spoken_with_who_can_prove_it() {
     let directory = tempfile::tempdir().unwrap();
-    let (certificate, key) = (directory.path().join("certificate.pem"), directory.path().join("key.pem"));
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"])
-        .args(["-subj", "/CN=receiver", "-addext", "subjectAltName=IP:127.0.0.1"])
-        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
-        .args(["-keyout".as_ref(), key.as_os_str(), "-out".as_ref(), certificate.as_os_str()])
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let (certificate, key) = certificate(directory.path(), "receiver");
     let receiver = Receiver::start_tls(&certificate, &key);
     let options = WebhookOptions::new(SECRET).allow_private_addresses(true);
     let refused =
@@ -172,4 +164,33 @@ async fn tls_is_spoken_with_who_can_prove_it() {
     let webhook = Webhook::new(options.ca_file(&certificate)).unwrap();
     assert!(webhook.publish(vec![message(receiver.url("/status/204"))]).await[0].is_ok());
     receiver.got(1).await;
+}
+
+#[tokio::test]
+async fn a_url_to_which_nothing_is_ever_sent_is_refused_at_the_start() {
+    let careful = Webhook::new(WebhookOptions::new(SECRET)).unwrap();
+    for (url, mistake) in [
+        ("partner.example/hooks", "relative URL without a base"),
+        ("https://", "empty host"),
+        ("https://partner.example:port/", "invalid port number"),
+        ("ftp://partner.example/", "not to ftp:"),
+        ("http://partner.example/", "allow_http"),
+        ("https://127.0.0.1/", "not public; allow private addresses"),
+        ("https://[::1]:8443/{{x}}", "not public; allow private addresses"),
+    ] {
+        let error =
+            Outbox::builder(MemoryStore::new()).listen("Order", "*", careful.url(url)).start().await.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("\"Order\"") && text.contains(mistake), "{url}: {text}");
+    }
+    // What is allowed, what the event decides, and names, which are for the resolver.
+    let allowed = Webhook::new(WebhookOptions::new(SECRET).allow_http(true).allow_private_addresses(true)).unwrap();
+    let outbox = Outbox::builder(MemoryStore::new())
+        .listen("A", "*", allowed.url("http://127.0.0.1:1/"))
+        .listen("B", "*", careful.url("{headers.callback}"))
+        .listen("C", "*", careful.url("https://localhost/"))
+        .start()
+        .await
+        .unwrap();
+    outbox.shutdown().await;
 }

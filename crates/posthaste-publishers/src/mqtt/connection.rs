@@ -1,0 +1,90 @@
+//! The connection to a broker.
+
+use std::time::Duration;
+
+use rumqttc::{AsyncClient, ConnAck, Event, Packet};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::MqttOptions;
+use crate::address;
+use crate::publisher::PublishError;
+
+/// One connection and session, until it is lost: another is made then. So nothing that was given up is sent later.
+pub(super) struct Connection {
+    pub(super) client: AsyncClient,
+    /// The most bytes of a packet that the broker takes.
+    pub(super) max_packet: Option<usize>,
+    /// Ends when the connection does.
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Connection {
+    pub(super) async fn dial(
+        options: &MqttOptions,
+        client_options: &rumqttc::MqttOptions,
+    ) -> Result<Self, PublishError> {
+        let shown = address::shown(&options.url);
+        let failed = |reason: String| PublishError::outage(format!("cannot connect to {shown}: {reason}"));
+        let (client, mut events) =
+            AsyncClient::builder(client_options.clone()).try_build().map_err(|error| failed(error.to_string()))?;
+        let (tell, told) = oneshot::channel::<Result<ConnAck, String>>();
+        let name = options.name.clone();
+        let driver = tokio::spawn(async move {
+            let mut tell = Some(tell);
+            // Their client would connect again by itself, and repeat what was given up.
+            loop {
+                match events.poll().await {
+                    Ok(Event::Incoming(Packet::ConnAck(accepted))) => {
+                        if let Some(tell) = tell.take() {
+                            tell.send(Ok(accepted)).ok();
+                        }
+                    }
+                    Ok(_) => {}
+                    Err(error) => {
+                        match tell.take() {
+                            Some(tell) => drop(tell.send(Err(error.to_string()))),
+                            None => tracing::debug!(destination = name, %error, "connection ended"),
+                        }
+                        return;
+                    }
+                }
+            }
+        });
+        let mut connection = Self { client, max_packet: None, driver };
+        let limit = options.connect_timeout;
+        let accepted = match timeout(limit, told).await {
+            Ok(Ok(accepted)) => accepted.map_err(failed)?,
+            Ok(Err(_)) => return Err(failed("the connection ended".to_owned())),
+            Err(_) => return Err(failed(format!("no answer within {limit:?}"))),
+        };
+        let packet = accepted.properties.and_then(|properties| properties.max_packet_size);
+        connection.max_packet = packet.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        Ok(connection)
+    }
+
+    /// Whether it was neither lost nor left.
+    pub(super) fn stands(&self) -> bool {
+        !self.driver.is_finished()
+    }
+
+    /// Sends nothing any more over a connection that does not answer.
+    pub(super) fn abandon(&self) {
+        self.driver.abort();
+    }
+
+    /// Says goodbye.
+    pub(super) async fn close(&self) {
+        self.client.disconnect().await.ok();
+        while self.stands() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}

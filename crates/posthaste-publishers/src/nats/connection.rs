@@ -1,0 +1,157 @@
+//! The connection to the server, and what it says over it beside its acknowledgements.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_nats::client::RequestErrorKind;
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::{Context, ContextBuilder};
+use async_nats::{ConnectErrorKind, Event, ServerAddr, ServerError};
+use bytes::Bytes;
+use tokio::sync::{Semaphore, broadcast};
+use tokio::time::timeout;
+
+use super::NatsOptions;
+use super::error::denied;
+use crate::address;
+use crate::publisher::PublishError;
+
+/// How long a server has to say that it is there.
+const CHECK: Duration = Duration::from_secs(2);
+
+/// How many words of the server wait for batches that are under way.
+const NEWS: usize = 1024;
+
+/// One connection, until it is lost: another is made then. So nothing that was given up is sent later, behind what came after it.
+pub(super) struct Connection {
+    pub(super) jetstream: Context,
+    lost: Arc<AtomicBool>,
+    pub(super) news: broadcast::Sender<News>,
+}
+
+/// What the server says beside its acknowledgements.
+#[derive(Clone, Debug)]
+pub(super) enum News {
+    /// Publishing to that subject is not permitted.
+    Denied(String),
+    /// The connection is lost.
+    Lost,
+}
+
+impl Connection {
+    pub(super) async fn dial(options: &NatsOptions, servers: &[ServerAddr]) -> Result<Self, PublishError> {
+        let shown = address::shown(&options.url);
+        let (news, lost) = (broadcast::Sender::new(NEWS), Arc::new(AtomicBool::new(false)));
+        let (tell, gone) = (news.clone(), lost.clone());
+        let servers_tried = servers.len();
+        let connecting = options
+            .connect_options()
+            .await
+            .map_err(PublishError::outage)?
+            // Its own attempts to connect again end soon: it is replaced.
+            .max_reconnects(servers_tried)
+            .event_callback(move |event| {
+                match event {
+                    Event::Disconnected | Event::Closed => {
+                        gone.store(true, Ordering::Release);
+                        tell.send(News::Lost).ok();
+                    }
+                    Event::ServerError(ServerError::Other(text)) => {
+                        if let Some(subject) = denied(&text) {
+                            tell.send(News::Denied(subject.to_owned())).ok();
+                        }
+                    }
+                    _ => {}
+                }
+                std::future::ready(())
+            })
+            .connect(servers);
+        let limit = options.connect_timeout.saturating_mul(u32::try_from(servers_tried).unwrap_or(u32::MAX));
+        let client = match timeout(limit, connecting).await {
+            Ok(Ok(client)) => client,
+            Ok(Err(error)) => {
+                let hint = match error.kind() {
+                    ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
+                        "; the server does not know the user, token or key, or its password is another"
+                    }
+                    _ => "",
+                };
+                return Err(PublishError::outage(format!("cannot connect to {shown}: {error}{hint}")));
+            }
+            Err(_) => return Err(PublishError::outage(format!("no answer from {shown} within {limit:?}"))),
+        };
+        let jetstream = ContextBuilder::new()
+            .timeout(options.ack_timeout)
+            .ack_timeout(options.ack_timeout)
+            // The limit is ours. Theirs is wide enough for what batches that were cut short leave behind.
+            .max_ack_inflight(options.max_in_flight.clamp(1, Semaphore::MAX_PERMITS / 8).saturating_mul(4))
+            .build(client);
+        Ok(Self { jetstream, lost, news })
+    }
+
+    /// Whether it was lost, or left.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_lost(&self) {
+        self.lost.store(true, Ordering::Release);
+    }
+
+    /// Asks whether JetStream is there and works.
+    pub(super) async fn check(&self, options: &NatsOptions) -> Result<(), PublishError> {
+        let (mut news, shown) = (self.news.subscribe(), address::shown(&options.url));
+        let asking = async {
+            // Their types for the answers know newer servers only.
+            let subject = match &options.expected_stream {
+                None => "$JS.API.INFO".to_owned(),
+                Some(stream) => format!("$JS.API.STREAM.INFO.{stream}"),
+            };
+            let answer = self.jetstream.client().request(subject, Bytes::new()).await;
+            let answer = answer.map_err(|error| match error.kind() {
+                RequestErrorKind::NoResponders => {
+                    format!("JetStream is not enabled at {shown}; start the server with -js")
+                }
+                _ => format!("JetStream does not answer at {shown}: {error}"),
+            })?;
+            understood(&answer.payload, options)
+        };
+        let word = async {
+            loop {
+                match news.recv().await {
+                    // Who may not ask may publish all the same; the server is there.
+                    Ok(News::Denied(subject)) if subject.starts_with("$JS.API.") => return Ok(()),
+                    Ok(News::Denied(_)) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+                    Ok(News::Lost) | Err(broadcast::error::RecvError::Closed) => {
+                        return Err(format!("the connection to {shown} is lost"));
+                    }
+                }
+            }
+        };
+        let answered = async {
+            tokio::select! {
+                answer = asking => answer,
+                word = word => word,
+            }
+        };
+        timeout(CHECK, answered)
+            .await
+            .unwrap_or_else(|_| Err(format!("no answer from JetStream at {shown} within {CHECK:?}")))
+            .map_err(PublishError::outage)
+    }
+}
+
+/// Whether an answer is that of a JetStream that works.
+fn understood(answer: &[u8], options: &NatsOptions) -> Result<(), String> {
+    let shown = address::shown(&options.url);
+    let answer: serde_json::Value = serde_json::from_slice(answer)
+        .map_err(|error| format!("{shown} answers something else than JetStream does: {error}"))?;
+    match (&answer["error"], &options.expected_stream) {
+        (serde_json::Value::Null, _) => Ok(()),
+        (error, Some(stream)) if error["err_code"] == ErrorCode::STREAM_NOT_FOUND.0 => {
+            Err(format!("there is no stream {stream:?} at {shown}; make it, or expect another"))
+        }
+        (error, _) => Err(format!("JetStream at {shown} is not ready: {}", error["description"])),
+    }
+}

@@ -1,0 +1,74 @@
+//! Why there is no acknowledgement, and of which kind that is.
+
+use async_nats::jetstream::context::{self, PublishErrorKind as Refusal};
+use async_nats::jetstream::{self, ErrorCode};
+
+use crate::publisher::PublishError;
+
+/// Why there is no acknowledgement.
+pub(super) enum Trouble {
+    /// The server or the connection said so.
+    Told(PublishError),
+    /// Nobody said anything.
+    Silence,
+}
+
+/// What kind of refusal it was.
+pub(super) fn refused(subject: &str, error: &context::PublishError) -> Trouble {
+    Trouble::Told(match error.kind() {
+        Refusal::TimedOut => return Trouble::Silence,
+        kind => told(subject, kind, error),
+    })
+}
+
+fn told(subject: &str, kind: Refusal, error: &context::PublishError) -> PublishError {
+    let said = std::error::Error::source(error).and_then(|source| source.downcast_ref::<jetstream::Error>());
+    match (kind, said) {
+        (Refusal::StreamNotFound, _) => PublishError::retryable(format!(
+            "no stream of JetStream listens to the subject {subject:?}; make one that does, or change the subject"
+        )),
+        (Refusal::MaxPayloadExceeded, _) => PublishError::permanent(format!(
+            "{error}; raise max_payload of the server, or send less and redrive the event"
+        )),
+        (Refusal::BrokenPipe, _) => lost(),
+        (_, Some(said)) => {
+            let text = format!("JetStream refused a message on {subject:?}: {said}");
+            match said.error_code() {
+                ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM | ErrorCode::STREAM_HEADER_EXCEEDS_MAXIMUM => {
+                    PublishError::permanent(text)
+                }
+                ErrorCode::CLUSTER_NOT_AVAILABLE
+                | ErrorCode::CLUSTER_NOT_LEADER
+                | ErrorCode::CLUSTER_NOT_ACTIVE
+                | ErrorCode::JETSTREAM_NOT_ENABLED
+                | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT
+                | ErrorCode::INSUFFICIENT_RESOURCES
+                | ErrorCode::STREAM_TOO_MANY_REQUESTS => PublishError::outage(text),
+                _ => PublishError::retryable(text),
+            }
+        }
+        _ => PublishError::retryable(format!("publishing to {subject:?} failed: {error}")),
+    }
+}
+
+pub(super) fn lost() -> PublishError {
+    PublishError::outage("the connection to NATS was lost before the acknowledgement")
+}
+
+/// The subject of `Permissions Violation for Publish to "orders"`: the protocol has a text and nothing else for that.
+pub(super) fn denied(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once("Permissions Violation for Publish to \"")?;
+    rest.split_once('"').map(|(subject, _)| subject)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::denied;
+
+    #[test]
+    fn the_subject_of_a_denial_is_found() {
+        assert_eq!(denied("Permissions Violation for Publish to \"orders.x\""), Some("orders.x"));
+        assert_eq!(denied("nats: Permissions Violation for Publish to \"a\" using queue"), Some("a"));
+        assert_eq!(denied("Permissions Violation for Subscription to \"a\""), None);
+    }
+}
