@@ -9,8 +9,10 @@ use crate::rounds::Rounds;
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// How long each contestant writes in a round.
+    /// How long each contestant writes before it is the next one's turn.
     pub(crate) writing: Duration,
+    /// How often it is its turn in a round: the disk has moods that last for seconds.
+    pub(crate) turns: usize,
     /// How many rows wait in a drain.
     pub(crate) events: usize,
     /// How many are done beside them.
@@ -23,7 +25,8 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     pub(crate) const FULL: Self = Self {
-        writing: Duration::from_secs(3),
+        writing: Duration::from_secs(1),
+        turns: 3,
         events: 100_000,
         done_beside: 1_000_000,
         latency: Duration::from_secs(10),
@@ -31,7 +34,8 @@ impl Sizes {
     };
 
     pub(crate) const QUICK: Self = Self {
-        writing: Duration::from_secs(2),
+        writing: Duration::from_secs(1),
+        turns: 2,
         events: 100_000,
         done_beside: 200_000,
         latency: Duration::from_secs(3),

@@ -93,8 +93,8 @@ struct Plan {
     #[arg(long)]
     events: Option<usize>,
 
-    /// How many seconds each contestant writes, or has its latency measured, in a round. By default 3 and 10, and 2 and 3
-    /// with --quick.
+    /// How many seconds each contestant writes, or has its latency measured, in a round. By default 3, a second at a time, and
+    /// 10; 2 and 3 with --quick.
     #[arg(long)]
     seconds: Option<u64>,
 
@@ -237,7 +237,8 @@ impl Run {
         }
         if let Some(seconds) = plan.seconds {
             anyhow::ensure!(seconds > 0, "--seconds must be at least 1");
-            (sizes.writing, sizes.latency) = (Duration::from_secs(seconds), Duration::from_secs(seconds));
+            sizes.latency = Duration::from_secs(seconds);
+            (sizes.writing, sizes.turns) = (Duration::from_secs(1), usize::try_from(seconds)?);
         }
         let rounds = plan.rounds.unwrap_or(if plan.quick { 3 } else { 5 });
         anyhow::ensure!(rounds > 0, "--rounds must be at least 1");

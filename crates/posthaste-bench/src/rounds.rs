@@ -11,6 +11,11 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
+    /// As many rounds in place of each.
+    pub(crate) fn divided(&mut self, turns: usize) -> Self {
+        Self { warm_up: self.warm_up, rounds: self.rounds * turns, random: self.random.fork() }
+    }
+
     /// Measures each contestant, and prints what it sees.
     pub(crate) async fn run(
         &mut self,

@@ -37,6 +37,7 @@ mod spanned;
 mod typed;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::retry::RetryPolicy;
@@ -96,8 +97,23 @@ pub trait Listener: Send + Sync + 'static {
         None
     }
 
+    /// The same where the options say so much. A [`FanOut`] has what its listeners need together.
+    fn time_limit_or(&self, otherwise: Duration) -> Duration {
+        self.time_limit().unwrap_or(otherwise)
+    }
+
     /// When to try again after a failure. Default: what the options say.
     fn retry_policy(&self) -> Option<&RetryPolicy> {
+        None
+    }
+
+    /// What says whether it can be reached at all. Default: nothing does.
+    fn gate(&self) -> Option<Arc<dyn Gate>> {
+        None
+    }
+
+    /// What is wrong with its settings, for whoever registers it. Default: nothing.
+    fn mistake(&self) -> Option<&str> {
         None
     }
 

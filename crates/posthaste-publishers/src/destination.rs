@@ -5,26 +5,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::RetryPolicy;
-use posthaste_core::listener::{
-    AnyListener, BatchListener, Delivery, Failure, FailureKind, Outcome, Room, Verdict, batch,
-};
-use tokio::time::Instant;
+use posthaste_core::listener::{AnyListener, BatchListener, Delivery, Failure, FailureKind, Outcome, Verdict, batch};
+use tokio::time::{Instant, timeout_at};
 
-use crate::breaker::{Breaker, BreakerState};
+use crate::breaker::{Breaker, BreakerState, Pass};
 use crate::envelope::Envelope;
-use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher};
+use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
 use crate::template::{Template, TemplateError};
 
 /// How long a message waits that was put off without a word for how long.
 const DEFERRED: Duration = Duration::from_secs(1);
 
+/// How long a batch may take, unless it is said: as long as a listener by default.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
 /// How long a probe may have taken for others to follow it in the same call.
 const QUICK: Duration = Duration::from_secs(1);
+
+/// Longer than any limit that is meant, and short enough for moments in the future to be expressed.
+const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How much later the time limit of listeners strikes, which takes everything for a failure. So it never does.
+const LATER: Duration = Duration::from_secs(10);
 
 /// Where the events of a route go: over which connection, to which address, in which envelope.
 ///
 /// It is a listener that takes batches: `listen("Order", "*", kafka.topic("orders"))`. What is wrong with its templates, its
-/// envelope, or an address that is the same for all events is said when the outbox is started. An event that lacks what a template needs becomes DEAD as unroutable, which uses
+/// envelope or its address is said when the outbox is started. An event that lacks what a template needs becomes DEAD as unroutable, which uses
 /// up no attempt.
 pub struct Destination<P> {
     publisher: Arc<P>,
@@ -33,7 +40,7 @@ pub struct Destination<P> {
     key: Option<Result<Template, TemplateError>>,
     envelope: Envelope,
     max_batch: usize,
-    time_limit: Option<Duration>,
+    time_limit: Duration,
     retry: Option<RetryPolicy>,
 }
 
@@ -47,7 +54,7 @@ impl<P: Publisher> Destination<P> {
             key: None,
             envelope: Envelope::default(),
             max_batch: P::MAX_BATCH,
-            time_limit: None,
+            time_limit: TIME_LIMIT,
             retry: None,
         }
     }
@@ -73,10 +80,12 @@ impl<P: Publisher> Destination<P> {
         self
     }
 
-    /// Sets how long one batch may take.
+    /// Sets how long one batch may take. Default 60 s, or what suits the protocol.
+    ///
+    /// What has no answer by then is given back and uses up no attempt. If nothing of the batch has one, it is an outage.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.time_limit = Some(limit);
+        self.time_limit = limit.min(LONGEST_LIMIT);
         self
     }
 
@@ -100,19 +109,19 @@ impl<P: Publisher> From<Destination<P>> for AnyListener {
             (Ok(to), Ok(key)) => (to, key),
             (Err(error), _) | (_, Err(error)) => return AnyListener::mistaken(error),
         };
-        if let Err(error) = envelope.check() {
+        let example = (!to.begins_with_place()).then(|| to.example());
+        if let Some(Err(error)) = example.map(|example| publisher.check_address(&example)) {
             return AnyListener::mistaken(error);
         }
-        if let Some(Err(error)) = to.fixed().map(|to| publisher.check_address(to)) {
+        if let Err(error) = envelope.check_for(P::BINDING) {
             return AnyListener::mistaken(error);
         }
         let gate = breaker.clone();
         gate.tell();
-        let mut listener =
-            batch(Sending { publisher, breaker, to, key, envelope }).with_max_batch(max_batch).with_gate(gate);
-        if let Some(limit) = time_limit {
-            listener = listener.with_time_limit(limit);
-        }
+        let mut listener = batch(Sending { publisher, breaker, to, key, envelope, time_limit })
+            .with_max_batch(max_batch)
+            .with_time_limit(time_limit + LATER)
+            .with_gate(gate);
         if let Some(policy) = retry {
             listener = listener.with_retry(policy);
         }
@@ -135,6 +144,7 @@ struct Sending<P> {
     to: Template,
     key: Option<Template>,
     envelope: Envelope,
+    time_limit: Duration,
 }
 
 impl<P: Publisher> BatchListener for Sending<P> {
@@ -157,7 +167,8 @@ impl<P: Publisher> BatchListener for Sending<P> {
 impl<P: Publisher> Sending<P> {
     fn message(&self, event: &Delivery) -> Result<Message, Failure> {
         let unroutable = |lack| Failure::new(FailureKind::Unroutable, lack);
-        let to = self.to.render(event).map_err(unroutable)?;
+        let to = self.to.address(P::PLACES, event);
+        let to = to.map_err(|error| Failure::new(FailureKind::Unroutable, error))?;
         let key = match &self.key {
             Some(key) => Some(key.render(event).map_err(unroutable)?),
             None => event.aggregate_id().map(str::to_owned),
@@ -173,48 +184,64 @@ impl<P: Publisher> Sending<P> {
         if messages.is_empty() {
             return Vec::new();
         }
-        let few = match self.breaker.enter() {
-            Room::Open => messages.len(),
-            Room::Few(few) => few.min(messages.len()),
-            _ => 0,
+        let Some(pass) = self.breaker.enter() else {
+            return self.breaker.put_off(messages.len()).into_iter().map(later).collect();
         };
-        let (behind, begun) = (messages.split_off(few), Instant::now());
-        let mut verdicts = if few > 0 { self.sent(messages).await } else { Vec::new() };
+        let (behind, begun) = (messages.split_off(pass.most().min(messages.len())), Instant::now());
+        let mut verdicts = self.sent(pass, messages).await;
+        if behind.is_empty() {
+            return verdicts;
+        }
         // Those behind a probe follow it at once if it has arrived, and in time: they share its time limit.
-        let follow = few > 0 && self.breaker.state() == BreakerState::Closed && begun.elapsed() < QUICK;
-        if !behind.is_empty() && follow {
-            verdicts.extend(self.sent(behind).await);
-        } else {
-            verdicts.extend(self.breaker.put_off(behind.len()).into_iter().map(later));
+        let arrived = self.breaker.state() == BreakerState::Closed && begun.elapsed() < QUICK;
+        match arrived.then(|| self.breaker.enter()).flatten() {
+            Some(pass) => verdicts.extend(self.sent(pass, behind).await),
+            None => verdicts.extend(self.breaker.put_off(behind.len()).into_iter().map(later)),
         }
         verdicts
     }
 
-    async fn sent(&self, messages: Vec<Message>) -> Vec<Verdict> {
-        let sent = messages.len();
-        let results = self.publisher.publish(messages).await;
-        if results.len() != sent {
-            let reason = format!("{} gave {} results for {sent} messages", self.publisher.name(), results.len());
-            return (0..sent).map(|_| Err(Failure::retryable(reason.clone()))).collect();
-        }
-        self.judged(results)
+    async fn sent(&self, pass: Pass, messages: Vec<Message>) -> Vec<Verdict> {
+        let results = Results::new(messages.len(), Instant::now() + self.time_limit);
+        let in_time = timeout_at(results.until(), self.publisher.publish_into(messages, &results)).await.is_ok();
+        self.judged(pass, self.complete(results.into_noted(), in_time))
+    }
+
+    /// A result for each message, also for those that have none.
+    fn complete(&self, noted: Vec<Option<Result<(), PublishError>>>, in_time: bool) -> Vec<Result<(), PublishError>> {
+        let (name, limit, sent) = (self.publisher.name(), self.time_limit, noted.len());
+        let known = noted.iter().flatten().count();
+        let is_there = noted.iter().flatten().any(shows_life);
+        let unknown = || {
+            if in_time {
+                PublishError::retryable(format!("{name} gave {known} results for {sent} messages"))
+            } else if is_there {
+                PublishError::deferred(format!("{name} has answered others, but not this within {limit:?}"), DEFERRED)
+            } else {
+                PublishError::outage(format!("no answer from {name} within {limit:?}"))
+            }
+        };
+        noted.into_iter().map(|result| result.unwrap_or_else(|| Err(unknown()))).collect()
     }
 
     /// What the results make of the events and of the breaker.
-    fn judged(&self, results: Vec<Result<(), PublishError>>) -> Vec<Verdict> {
-        let is =
-            |kind| move |result: &&Result<(), PublishError>| result.as_ref().is_err_and(|error| error.kind() == kind);
-        let lost = results.iter().filter(is(PublishErrorKind::Outage)).count();
-        match results.iter().find(is(PublishErrorKind::Outage)) {
-            Some(Err(error)) => self.breaker.failed(error.pause(), error),
-            // What was refused was refused by somebody: the destination is there. Of what was deferred nobody was asked.
-            _ if !results.iter().all(|result| is(PublishErrorKind::Deferred)(&result)) => self.breaker.succeeded(),
-            _ => {}
+    fn judged(&self, pass: Pass, results: Vec<Result<(), PublishError>>) -> Vec<Verdict> {
+        let is_outage = |error: &&PublishError| error.kind() == PublishErrorKind::Outage;
+        let errors = || results.iter().filter_map(|result| result.as_ref().err());
+        match errors().find(is_outage) {
+            Some(error) => pass.failed(error.pause(), error),
+            None if results.iter().any(shows_life) => pass.succeeded(),
+            // Nobody was asked.
+            None => drop(pass),
         }
-        let mut pauses = self.breaker.put_off(lost).into_iter();
+        let mut pauses = self.breaker.put_off(errors().filter(is_outage).count()).into_iter();
         let mut verdict = |error: PublishError| {
             let kind = match error.kind() {
-                PublishErrorKind::Outage => return later(pauses.next().expect("a pause for each of them")),
+                PublishErrorKind::Outage => {
+                    // None if the destination was back meanwhile.
+                    let pause = pauses.next().filter(|pause| !pause.is_zero());
+                    return later(pause.unwrap_or(DEFERRED));
+                }
                 PublishErrorKind::Deferred => return later(error.pause().unwrap_or(DEFERRED)),
                 PublishErrorKind::Retryable => FailureKind::Retryable,
                 PublishErrorKind::Permanent => FailureKind::Permanent,
@@ -222,7 +249,7 @@ impl<P: Publisher> Sending<P> {
             let asked_for = error.pause();
             let failure = Failure::new(kind, error.into_source());
             Err(match asked_for {
-                Some(pause) => failure.retry_in(pause),
+                Some(pause) => failure.retry_not_before(pause),
                 None => failure,
             })
         };
@@ -232,4 +259,13 @@ impl<P: Publisher> Sending<P> {
 
 fn later(pause: Duration) -> Verdict {
     Ok(Outcome::RetryAfter(pause))
+}
+
+/// Whether a result is of somebody who is there: what was refused was refused by them.
+fn shows_life(result: &Result<(), PublishError>) -> bool {
+    match result {
+        Ok(()) => true,
+        Err(error) if error.is_unasked() => false,
+        Err(error) => matches!(error.kind(), PublishErrorKind::Retryable | PublishErrorKind::Permanent),
+    }
 }

@@ -16,8 +16,9 @@ use crate::template::{EmptyPlace, TemplateError};
 
 pub use binding::Binding;
 pub use cloud_events::CloudEvents;
+pub(crate) use cloud_events::{STRUCTURED, TRACE};
 pub use debezium::Debezium;
-pub(crate) use encoding::{base64, is_json};
+pub(crate) use encoding::{base64, is_json, percent_encoded};
 
 /// How an event looks on its way.
 ///
@@ -90,6 +91,12 @@ pub enum EnvelopeError {
     /// The event type is to be in a header without a name.
     #[error("the header for the event type has no name; give one, such as \"eventType\"")]
     NoHeaderName,
+    /// The event type is to be in a header that is another, or that the protocol has for itself.
+    #[error("the header for the event type cannot be called {name:?}; give another name, such as \"eventType\"")]
+    HeaderName {
+        /// What it would be called.
+        name: String,
+    },
 }
 
 impl Envelope {
@@ -115,6 +122,15 @@ impl Envelope {
             Self::Plain => Ok(()),
             Self::CloudEventsBinary(settings) | Self::CloudEventsStructured(settings) => settings.check(),
             Self::Debezium(settings) => settings.check(),
+        }
+    }
+
+    /// Whether that protocol can carry it as well.
+    pub(crate) fn check_for(&self, binding: Binding) -> Result<(), EnvelopeError> {
+        self.check()?;
+        match self {
+            Self::Debezium(settings) => settings.check_for(binding),
+            _ => Ok(()),
         }
     }
 }

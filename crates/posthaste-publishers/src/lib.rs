@@ -3,7 +3,6 @@
 //! A publisher keeps one connection. What it gives for an address is a listener that takes batches: register it like any other.
 //! An event is DONE when the other end has acknowledged it, and nothing less.
 
-#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
 mod address;
 mod breaker;
 #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
@@ -42,12 +41,12 @@ pub use mqtt::{Mqtt, MqttOptions};
 #[cfg(feature = "nats")]
 pub use nats::{Nats, NatsOptions};
 pub use ndjson::{Ndjson, NdjsonOptions};
-pub use publisher::{Message, PublishError, PublishErrorKind, Publisher};
+pub use publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
 #[cfg(feature = "rabbitmq")]
 pub use rabbitmq::{Rabbit, RabbitOptions};
 #[cfg(feature = "redis")]
 pub use redis::{Redis, RedisOptions};
-pub use template::{EmptyPlace, Template, TemplateError};
+pub use template::{AddressError, EmptyPlace, Places, Template, TemplateError};
 #[cfg(feature = "webhook")]
 pub use webhook::{Webhook, WebhookOptions};
 

@@ -31,31 +31,40 @@
 //! - *Acknowledgement*: the whole line was handed to the operating system; with [`sync`](NdjsonOptions::sync) it is on disk.
 //! - *Repeats*: nothing is de-duplicated. A line that comes twice has the same `id`.
 //! - *Order*: lines are in the order in which they were sent. Several processes may write to one file: they take turns, with a lock.
-//! - *Outage*: whatever the operating system says, such as a full disk or a pipe that nobody reads any more. No event is to blame
-//!   for it. Lines that were written whole before it are acknowledged; of a line that was not, the rest is cut off, or, where
-//!   nothing can be cut off, ended by a line break before the next. So no line ever has two events.
+//! - *Outage*: whatever the operating system says, such as a full disk or a pipe whose reader is gone, and what takes longer than
+//!   ten seconds, such as a pipe whose reader reads nothing or a lock that somebody holds. No event is to blame for it. Lines that
+//!   were written whole before it are acknowledged; of a line that was not, the rest is cut off, or, where nothing can be cut off,
+//!   ended by a line break before the next. So no line ever has two events.
 //!
-//! A file that was renamed or deleted, as logs are, is made again under its name. A reader of a pipe that reads nothing holds up
-//! whoever writes, as with every other program.
+//! A file that was renamed or deleted, as logs are, is made again under its name. What a full pipe holds up is one thread, which
+//! writes when somebody reads again; its lines then come twice.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use tokio::sync::Mutex;
 
 use crate::breaker::Breaker;
 use crate::destination::Destination;
-use crate::envelope::{Binding, base64, is_json};
+use crate::envelope::{Binding, STRUCTURED, TRACE, base64, is_json};
 use crate::publisher::{Message, PublishError, Publisher};
 
 /// How long a close waits for lines that are being written.
 const LONGEST_CLOSE: Duration = Duration::from_secs(5);
+
+/// How long opening, and a batch, may take. A slow disk is faster, and a reader that is slower than that does not read.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// How much longer an answer is waited for than for a lock, so that it is known that it was the lock.
+const LATER: Duration = Duration::from_millis(500);
+
+/// How often it is looked whether a lock is free.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// Where lines go, and when they count as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -88,7 +97,7 @@ impl NdjsonOptions {
 /// Writes a line of JSON for each event. Cheap to clone; clones write to the same place, and share the breaker.
 #[derive(Clone)]
 pub struct Ndjson {
-    sink: Arc<Mutex<Sink>>,
+    writer: Writer,
     name: Arc<str>,
     breaker: Breaker,
 }
@@ -96,7 +105,7 @@ pub struct Ndjson {
 impl Ndjson {
     /// Lines on standard output.
     pub fn stdout() -> Self {
-        Self::writing("stdout".to_owned(), Sink::Stdout { torn: false })
+        Self::writing("stdout".to_owned(), Writer::start(|| Some(Sink::Stdout { torn: false })))
     }
 
     /// Lines at the end of a file, which is made if it is not there.
@@ -114,14 +123,30 @@ impl Ndjson {
     pub async fn connect(options: NdjsonOptions) -> io::Result<Self> {
         let Some(path) = options.path else { return Ok(Self::stdout()) };
         let name = path.display().to_string();
+        let (tell, told) = mpsc::channel();
+        let at = path.clone();
+        let writer = Writer::start(move || match Appended::open(at, options.sync) {
+            Ok(file) => tell.send(Ok(())).ok().map(|()| Sink::File(file)),
+            Err(error) => {
+                let _ = tell.send(Err(error));
+                None
+            }
+        });
         // Opening a named pipe waits for its reader.
-        let opened = blocking(move || Appended::open(path, options.sync)).await;
-        let file = opened.map_err(|error| io::Error::new(error.kind(), format!("{name} cannot be opened: {error}")))?;
-        Ok(Self::writing(name, Sink::File(file)))
+        let opened = match blocking(move || told.recv_timeout(LONGEST)).await? {
+            Ok(opened) => opened,
+            Err(_) => {
+                // One that reads for a moment lets the thread go.
+                let _ = blocking(move || OpenOptions::new().read(true).write(true).open(path)).await;
+                Err(io::Error::new(io::ErrorKind::TimedOut, "nobody opens it at its other end"))
+            }
+        };
+        opened.map_err(|error| io::Error::new(error.kind(), format!("{name} cannot be opened: {error}")))?;
+        Ok(Self::writing(name, writer))
     }
 
-    fn writing(name: String, sink: Sink) -> Self {
-        Self { breaker: Breaker::new(&*name), name: name.into(), sink: Arc::new(Mutex::new(sink)) }
+    fn writing(name: String, writer: Writer) -> Self {
+        Self { breaker: Breaker::new(&*name), name: name.into(), writer }
     }
 
     /// Sends events there: a line for each.
@@ -144,10 +169,8 @@ impl Publisher for Ndjson {
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
         let lines: Vec<Vec<u8>> = messages.iter().map(line).collect();
-        // Locked before a thread is taken, so that a place where nothing can be written holds up one thread and not all.
-        let mut sink = Arc::clone(&self.sink).lock_owned().await;
-        let written = tokio::task::spawn_blocking(move || sink.append(&lines)).await;
-        let Written { lines, error, .. } = written.unwrap_or_else(|error| io::Error::from(error).into());
+        let written = self.writer.ask(LONGEST, move |sink, until| sink.append(&lines, until)).await;
+        let Written { lines, error, .. } = written.unwrap_or_else(Written::from);
         let reason = error.map(|error| format!("{} cannot be written to: {error}", self.name)).unwrap_or_default();
         let result = |at| if at < lines { Ok(()) } else { Err(PublishError::outage(reason.clone())) };
         (0..messages.len()).map(result).collect()
@@ -155,14 +178,13 @@ impl Publisher for Ndjson {
 
     /// Whether the file can still be opened. Whether the disk is full, or anybody reads, is known by writing only.
     async fn check(&self) -> Result<(), PublishError> {
-        let mut sink = Arc::clone(&self.sink).lock_owned().await;
-        let checked = blocking(move || sink.check()).await;
+        let checked = self.writer.ask(LONGEST, |sink, _| sink.check()).await.flatten();
         checked.map_err(|error| PublishError::outage(format!("{} cannot be opened: {error}", self.name)))
     }
 
     async fn close(&self) {
         // Nothing is kept back; only a batch that is being written is waited for.
-        let _ = tokio::time::timeout(LONGEST_CLOSE, self.sink.lock()).await;
+        let _ = self.writer.ask(LONGEST_CLOSE, |_, _| ()).await;
     }
 }
 
@@ -172,8 +194,57 @@ impl fmt::Debug for Ndjson {
     }
 }
 
-async fn blocking<T: Send + 'static>(call: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(call).await?
+/// What may block, off the threads of the runtime. It has to end by itself.
+async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    Ok(tokio::task::spawn_blocking(call).await?)
+}
+
+/// Something to do with the sink.
+type Job = Box<dyn FnOnce(&mut Sink) + Send>;
+
+/// The thread that writes. One that waits for a reader for ever holds up nobody else, not even the end of the program.
+#[derive(Clone)]
+struct Writer {
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Writer {
+    /// Opens the sink on the new thread, and writes there until nobody asks any more.
+    fn start(open: impl FnOnce() -> Option<Sink> + Send + 'static) -> Self {
+        let (jobs, next) = mpsc::channel::<Job>();
+        let write = move || {
+            let Some(mut sink) = open() else { return };
+            for job in next {
+                job(&mut sink);
+            }
+        };
+        // Without a thread there is nobody to ask, which is said to who does.
+        let _ = std::thread::Builder::new().name("posthaste-lines".to_owned()).spawn(write);
+        Self { jobs }
+    }
+
+    /// Has something done with the sink, if its turn comes in time.
+    async fn ask<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        job: impl FnOnce(&mut Sink, Instant) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let (answer, answered) = mpsc::channel();
+        let until = Instant::now() + limit;
+        let job = move |sink: &mut Sink| {
+            // Nobody waits for it any more.
+            if Instant::now() < until {
+                let _ = answer.send(job(sink, until));
+            }
+        };
+        self.jobs.send(Box::new(job)).map_err(|_| io::Error::other("its thread has ended"))?;
+        blocking(move || answered.recv_timeout(limit + LATER)).await?.map_err(|error| match error {
+            mpsc::RecvTimeoutError::Timeout => {
+                io::Error::new(io::ErrorKind::TimedOut, format!("nobody has taken what was written, for {limit:?}"))
+            }
+            mpsc::RecvTimeoutError::Disconnected => io::Error::other("its turn came too late, or its thread has ended"),
+        })
+    }
 }
 
 /// The line of a message, without its end.
@@ -181,7 +252,7 @@ fn line(message: &Message) -> Vec<u8> {
     let text = std::str::from_utf8(&message.body).ok().filter(|_| is_json(&message.content_type));
     let json = text.filter(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
     match json {
-        Some(event) if message.content_type.starts_with("application/cloudevents+json") => one_line(event).collect(),
+        Some(event) if is_structured(message) => one_line(event).collect(),
         _ => {
             let mut line = Vec::with_capacity(message.body.len() + 512);
             push(&mut line, "{\"id\":", message.id.as_str());
@@ -205,6 +276,11 @@ fn line(message: &Message) -> Vec<u8> {
             line
         }
     }
+}
+
+/// Whether the message is in the envelope whose body has everything. An event may be called so, too, but has headers then.
+fn is_structured(message: &Message) -> bool {
+    message.content_type == STRUCTURED && message.headers.iter().all(|(name, _)| TRACE.contains(&&**name))
 }
 
 fn push(line: &mut Vec<u8>, before: &str, text: &str) {
@@ -246,7 +322,7 @@ enum Sink {
 }
 
 impl Sink {
-    fn append(&mut self, lines: &[Vec<u8>]) -> Written {
+    fn append(&mut self, lines: &[Vec<u8>], until: Instant) -> Written {
         match self {
             Self::Stdout { torn } => {
                 // Held against what others print; written to directly, since a buffer would not say what of it arrived.
@@ -256,7 +332,7 @@ impl Sink {
                     Err(error) => error.into(),
                 }
             }
-            Self::File(file) => file.append(lines),
+            Self::File(file) => file.append(lines, until),
         }
     }
 
@@ -338,16 +414,16 @@ impl Appended {
         Ok(())
     }
 
-    fn append(&mut self, lines: &[Vec<u8>]) -> Written {
+    fn append(&mut self, lines: &[Vec<u8>], until: Instant) -> Written {
         match self.follow() {
-            Ok(()) if self.regular => self.append_in_turn(lines).unwrap_or_else(Written::from),
+            Ok(()) if self.regular => self.append_in_turn(lines, until).unwrap_or_else(Written::from),
             Ok(()) => append(&mut self.file, &mut self.torn, lines),
             Err(error) => error.into(),
         }
     }
 
-    fn append_in_turn(&mut self, lines: &[Vec<u8>]) -> io::Result<Written> {
-        let _turn = Turn::take(&self.file)?;
+    fn append_in_turn(&mut self, lines: &[Vec<u8>], until: Instant) -> io::Result<Written> {
+        let _turn = Turn::take(&self.file, until)?;
         let start = self.file.metadata()?.len();
         let was_torn = self.ends_torn(start);
         self.torn = was_torn;
@@ -382,10 +458,16 @@ impl Appended {
 struct Turn<'a>(&'a File);
 
 impl<'a> Turn<'a> {
-    fn take(file: &'a File) -> io::Result<Self> {
-        match file.lock() {
-            Err(error) if error.kind() != io::ErrorKind::Unsupported => Err(error),
-            _ => Ok(Self(file)),
+    fn take(file: &'a File, until: Instant) -> io::Result<Self> {
+        loop {
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOK),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, "another process holds the lock of the file"));
+                }
+                Err(TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => return Err(error),
+                Ok(()) | Err(TryLockError::Error(_)) => return Ok(Self(file)),
+            }
         }
     }
 }
@@ -486,8 +568,9 @@ mod tests {
         std::fs::write(&path, "{\"torn").unwrap();
         let file = OpenOptions::new().append(true).open(&path).unwrap();
         let mut appended = Appended { path: path.clone(), file, regular: true, sync: true, torn: true };
-        assert_eq!(appended.append(&[b"{}".to_vec()]).lines, 1);
-        assert_eq!(appended.append(&[b"{}".to_vec()]).lines, 1);
+        let until = Instant::now() + LONGEST;
+        assert_eq!(appended.append(&[b"{}".to_vec()], until).lines, 1);
+        assert_eq!(appended.append(&[b"{}".to_vec()], until).lines, 1);
         assert_eq!(std::fs::read_to_string(path).unwrap(), "{\"torn\n{}\n{}\n");
     }
 }

@@ -4,12 +4,16 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use posthaste_core::EventId;
+use tokio::time::Instant;
 
+use crate::address;
 use crate::envelope::Binding;
+use crate::template::Places;
 
 /// Sends messages to one broker, or whatever is at the other end.
 ///
@@ -19,6 +23,9 @@ use crate::envelope::Binding;
 pub trait Publisher: Send + Sync + 'static {
     /// How this protocol carries what an envelope says.
     const BINDING: Binding;
+
+    /// What places of addresses may bring. Default: what suits the protocol of the binding.
+    const PLACES: Places = Self::BINDING.places();
 
     /// The most messages to send at once, unless the destination says otherwise.
     const MAX_BATCH: usize = 500;
@@ -32,15 +39,32 @@ pub trait Publisher: Send + Sync + 'static {
     /// their order; where one of them fails, those behind it may have arrived.
     fn publish(&self, messages: Vec<Message>) -> impl Future<Output = Vec<Result<(), PublishError>>> + Send;
 
-    /// Whether messages could be sent to such an address at all. Asked when the outbox is started, of addresses that are the same for
-    /// all events: what is wrong with one of these is then said once, and not by every event. Nobody is connected to for it.
-    /// Default: yes.
+    /// The same, and each result is noted as soon as it is known. A [`Destination`](crate::Destination) sends by this.
+    ///
+    /// At the [end of the batch's time](Results::until) the future is dropped, and what was noted by then counts. What was not is
+    /// no failure of its event. As it is, everything is noted at the end: override it where results come one by one.
+    fn publish_into(&self, messages: Vec<Message>, results: &Results) -> impl Future<Output = ()> + Send {
+        async move {
+            let sent = messages.len();
+            let answers = self.publish(messages).await;
+            let wrong = (answers.len() != sent)
+                .then(|| format!("{} gave {} results for {sent} messages", self.name(), answers.len()));
+            match wrong {
+                // It cannot be known which result belongs to which message.
+                Some(reason) => (0..sent).for_each(|at| results.note(at, Err(PublishError::retryable(reason.clone())))),
+                None => answers.into_iter().enumerate().for_each(|(at, answer)| results.note(at, answer)),
+            }
+        }
+    }
+
+    /// Whether messages could be sent to such an address at all. Asked when the outbox is started, with `x` for what an event will
+    /// say: what is wrong with an address is then said once, and not by every event. Not asked where already its beginning is for
+    /// events to say. Nobody is connected to for it. Default: whether the protocol of the binding has such addresses.
     ///
     /// # Errors
     /// What is wrong with it, and what would be right.
     fn check_address(&self, to: &str) -> Result<(), PublishError> {
-        let _ = to;
-        Ok(())
+        Self::BINDING.check_address(to)
     }
 
     /// Asks the other end whether it is there and would take something.
@@ -51,7 +75,7 @@ pub trait Publisher: Send + Sync + 'static {
 }
 
 /// What is sent: an event in its envelope.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Message {
     /// The id of the event, the same for each attempt: by this a receiver tells repeats.
     pub id: EventId,
@@ -68,10 +92,52 @@ pub struct Message {
     pub body: Bytes,
 }
 
+/// Without what may be secret: the body, headers, and what a URL has behind its host.
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Message");
+        debug.field("id", &self.id).field("to", &address::brief(&self.to)).field("key", &self.key);
+        debug.field("content_type", &self.content_type).field("bytes", &self.body.len()).finish_non_exhaustive()
+    }
+}
+
+/// Where a publisher notes what became of the messages of a batch.
+#[derive(Debug)]
+pub struct Results {
+    until: Instant,
+    noted: Mutex<Vec<Option<Result<(), PublishError>>>>,
+}
+
+impl Results {
+    /// For so many messages, whose time is over at that moment.
+    pub fn new(messages: usize, until: Instant) -> Self {
+        Self { until, noted: Mutex::new((0..messages).map(|_| None).collect()) }
+    }
+
+    /// When the time of the batch is over.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Notes what became of a message, by its place in the batch. The last word counts; a place that no message has does not.
+    pub fn note(&self, place: usize, result: Result<(), PublishError>) {
+        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(noted) = noted.get_mut(place) {
+            *noted = Some(result);
+        }
+    }
+
+    /// What was noted, in the order of the messages.
+    pub fn into_noted(self) -> Vec<Option<Result<(), PublishError>>> {
+        self.noted.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Why a message was not acknowledged.
 pub struct PublishError {
     kind: PublishErrorKind,
     retry_after: Option<Duration>,
+    unasked: bool,
     source: Box<dyn Error + Send + Sync>,
 }
 
@@ -114,7 +180,7 @@ impl PublishError {
 
     /// An error of the given kind.
     pub fn new(kind: PublishErrorKind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { kind, retry_after: None, source: source.into() }
+        Self { kind, retry_after: None, unasked: false, source: source.into() }
     }
 
     /// Asks for that long a pause, because the other end did.
@@ -122,6 +188,18 @@ impl PublishError {
     pub fn retry_after(mut self, pause: Duration) -> Self {
         self.retry_after = Some(pause);
         self
+    }
+
+    /// Says that nobody was asked: the publisher itself refused the message, which shows nothing of the other end.
+    #[must_use]
+    pub fn unasked(mut self) -> Self {
+        self.unasked = true;
+        self
+    }
+
+    /// Whether nobody was asked.
+    pub fn is_unasked(&self) -> bool {
+        self.unasked
     }
 
     /// What kind of failure it was.

@@ -26,7 +26,11 @@
 //!
 //! A request is a `POST` with the headers `webhook-id`, `webhook-timestamp` (of this attempt) and `webhook-signature` (`v1,` and
 //! the HMAC-SHA256 of `id.timestamp.body`, for each secret), those of the envelope, and `content-type`. What an event would like
-//! to say about the connection itself (`host`, `content-length` and the like) is left out.
+//! to say about the connection itself (`host`, `content-length` and the like) is left out, and so are `authorization` and `cookie`
+//! [unless allowed](WebhookOptions::allow_credentials).
+//!
+//! What an event brings into a place of the URL is percent-encoded; in the host it is letters, digits and hyphens. Only a place at
+//! the beginning, such as the whole of `{headers.callback}`, may lead anywhere.
 //!
 //! # What goes wrong
 //!
@@ -34,20 +38,22 @@
 //! |---|---|
 //! | no connection: no such name, refused, TLS that cannot be trusted, no answer within the time for connecting | outage of that endpoint |
 //! | no answer within the [time limit](WebhookOptions::time_limit), or a connection that breaks while it is awaited | retryable: it may be this event that it cannot bear |
-//! | 408, 425, 429, 5xx | retryable, after as long as `Retry-After` says, up to a day |
+//! | 408, 425, 429, 5xx | retryable, by the retry policy, and not before `Retry-After` says, up to a day |
+//! | 502, 503, 504 to five different events in a row, and nothing else between | outage of that endpoint |
 //! | 3xx | retryable. Redirects are not followed, since they may lead anywhere |
 //! | 410 | nothing is sent to this URL any more, see below |
 //! | any other 4xx | permanent |
 //! | the address is not public | retryable; nothing is sent. [Unless allowed](WebhookOptions::allow_private_addresses) |
 //!
-//! Addresses are looked at after the name was resolved, and the connection is made to just these. What is wrong with a URL that is
-//! the same for all events is said when the outbox is started.
+//! Addresses are looked at after the name was resolved, and the connection is made to just these. What is wrong with a URL, as far
+//! as it is the same for all events, is said when the outbox is started.
 //!
 //! # Endpoints
 //!
 //! An endpoint is a scheme, a host and a port, and has a breaker of its own. One that is away does not keep events from the others:
-//! its events are put off and use up no attempt, and after a pause one of them is tried. Where the URL is the same for all events
-//! the breaker is that of the destination, and nothing is claimed while it is open.
+//! its events are put off and use up no attempt, and after a pause one of them is tried. After [a day](WebhookOptions::patience)
+//! those that were tried use up attempts: a name that somebody mistyped would be tried for ever otherwise. Where the URL is the same
+//! for all events the breaker is that of the destination, nothing is claimed while it is open, and an outage may last.
 //!
 //! A URL that answers 410 is asking to be left alone. Its events, this one included, wait: they use up no attempt, and
 //! look every [ten minutes](WebhookOptions::gone_pause) whether it is used again. [`Webhook::disabled`] lists such URLs and
@@ -67,7 +73,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use posthaste_core::listener::Room;
 use reqwest::{Client, Url};
 use tokio::sync::RwLock;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -76,7 +81,7 @@ use tracing::warn;
 use crate::breaker::{Breaker, BreakerState};
 use crate::destination::Destination;
 use crate::envelope::Binding;
-use crate::publisher::{Message, PublishError, Publisher};
+use crate::publisher::{Message, PublishError, Publisher, Results};
 use crate::template::Template;
 use crate::tls;
 
@@ -114,19 +119,40 @@ struct Inner {
     under_way: RwLock<()>,
 }
 
-/// What became of a request, before it is known what that means for the breaker.
-enum Sent {
-    Judged(Result<(), PublishError>),
-    PutOff(PublishError),
-    Away(String),
+/// What is sent to one endpoint of a batch.
+struct Round<'a> {
+    endpoint: &'a Endpoint,
+    results: &'a Results,
+    /// When the last request is begun.
+    until: Instant,
+    absence: Mutex<Option<Absence>>,
+}
+
+/// Nobody is there, or nobody who takes anything.
+struct Absence {
+    reason: String,
+    /// How long the endpoint asks to be left alone.
+    pause: Option<Duration>,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It was noted, and somebody was there.
+    Answered,
+    /// It was noted, and nobody was asked.
+    PutOff,
+    /// Nobody was there. What that means is known when all have been sent.
+    Away,
 }
 
 impl Webhook {
     /// Makes what is needed to send. Nobody is asked yet.
     ///
     /// # Errors
-    /// When a secret is none, or the file of authorities cannot be read.
+    /// When a secret is none, there is none at all and that was not said, or the file of authorities cannot be read.
     pub fn new(options: WebhookOptions) -> Result<Self, PublishError> {
+        options.check().map_err(PublishError::permanent)?;
         let secrets = options.secrets.iter().map(|secret| Secret::new(secret)).collect::<Result<_, _>>();
         let inner = Inner {
             secrets: secrets.map_err(PublishError::permanent)?,
@@ -143,13 +169,17 @@ impl Webhook {
     pub fn url(&self, template: &str) -> Destination<Self> {
         let parsed = template.parse::<Template>().ok();
         let fixed = parsed.as_ref().and_then(Template::fixed).and_then(|url| Url::parse(url).ok());
-        let only = fixed.map(|url| self.inner.endpoints.of(&url));
+        let only = fixed.map(|url| self.inner.endpoints.fix(&url));
         // Where there are many endpoints each has its own, and this one stays closed.
         let breaker =
             only.as_ref().map_or_else(|| Breaker::new(&*self.inner.options.name), |only| only.breaker.clone());
-        let time_limit = SPELL + self.inner.options.time_limit + FINISHING;
         let sender = Self { inner: Arc::clone(&self.inner), only };
-        Destination::new(Arc::new(sender), breaker, template).time_limit(time_limit)
+        Destination::new(Arc::new(sender), breaker, template).time_limit(self.longest())
+    }
+
+    /// How long a batch takes at most.
+    fn longest(&self) -> Duration {
+        SPELL + self.inner.options.time_limit + FINISHING
     }
 
     /// The URLs that answered 410, to which nothing is sent any more.
@@ -168,53 +198,60 @@ impl Webhook {
     }
 
     /// Sends what goes to one endpoint, unless it is away.
-    async fn to_endpoint(
-        &self,
-        endpoint: Arc<Endpoint>,
-        mut requests: Vec<Request>,
-        until: Instant,
-    ) -> Vec<(usize, Result<(), PublishError>)> {
+    async fn to_endpoint(&self, endpoint: Arc<Endpoint>, mut requests: Vec<Request>, results: &Results) {
         let ours = self.only.is_none();
-        let room = if ours { endpoint.breaker.enter() } else { Room::Open };
-        let behind = match room {
-            Room::Open => Vec::new(),
-            // The first shows whether it is back.
-            Room::Few(_) => requests.split_off(1),
-            _ => {
-                let put_off = |(request, pause): (Request, _)| {
-                    (request.place, Err(PublishError::deferred("the endpoint is away", pause)))
-                };
-                let pauses = endpoint.breaker.put_off(requests.len());
-                return requests.into_iter().zip(pauses).map(put_off).collect();
+        let pass = if ours { endpoint.breaker.enter() } else { None };
+        if ours && pass.is_none() {
+            for (request, pause) in requests.iter().zip(endpoint.breaker.put_off(requests.len())) {
+                results.note(request.place, Err(PublishError::deferred("the endpoint is away", pause)));
             }
-        };
-        let mut sent = self.in_lanes(&endpoint, requests, until).await;
-        match away(&sent) {
-            Some(reason) => sent.extend(behind.into_iter().map(|request| (request.place, Sent::Away(reason.clone())))),
-            None => sent.extend(self.in_lanes(&endpoint, behind, until).await),
+            return;
         }
-        if ours {
-            match away(&sent) {
-                Some(reason) => endpoint.breaker.failed(None, &reason),
-                None if sent.iter().any(|(_, sent)| matches!(sent, Sent::Judged(_))) => endpoint.breaker.succeeded(),
-                None => {}
+        let round = Round { endpoint: &endpoint, results, until: self.begin_until(results), absence: Mutex::default() };
+        // The first shows whether it is back.
+        let probing = pass.as_ref().is_some_and(|pass| pass.most() < usize::MAX);
+        let behind = if probing { requests.split_off(1) } else { Vec::new() };
+        let mut fates = self.in_lanes(&round, requests).await;
+        fates.extend(self.in_lanes(&round, behind).await);
+        let places: Vec<usize> =
+            fates.iter().filter(|(_, fate)| *fate == Fate::Away).map(|(place, _)| *place).collect();
+        let answered = fates.iter().any(|(_, fate)| *fate == Fate::Answered);
+        match (lock(&round.absence).take(), pass) {
+            (Some(absence), Some(pass)) => {
+                pass.failed(absence.pause, &absence.reason);
+                let too_long = endpoint.away_for() >= self.inner.options.patience;
+                let pauses = endpoint.breaker.put_off(places.len());
+                for (place, pause) in places.into_iter().zip(pauses) {
+                    let reason = absence.reason.clone();
+                    let error = if too_long {
+                        PublishError::retryable(reason).retry_after(pause)
+                    } else {
+                        PublishError::deferred(reason, pause)
+                    };
+                    results.note(place, Err(error));
+                }
             }
+            // The breaker is that of the destination, which will be told.
+            (Some(absence), None) => {
+                for place in places {
+                    let error = PublishError::outage(absence.reason.clone());
+                    results.note(place, Err(error.retry_after(absence.pause.unwrap_or_default())));
+                }
+            }
+            (None, Some(pass)) if answered => pass.succeeded(),
+            (None, _) => {}
         }
-        let lost = sent.iter().filter(|(_, sent)| matches!(sent, Sent::Away(_))).count();
-        let mut pauses = endpoint.breaker.put_off(if ours { lost } else { 0 }).into_iter();
-        let mut fate = |sent| match sent {
-            Sent::Judged(fate) => fate,
-            Sent::PutOff(error) => Err(error),
-            Sent::Away(reason) => Err(match pauses.next() {
-                Some(pause) => PublishError::deferred(reason, pause),
-                None => PublishError::outage(reason),
-            }),
-        };
-        sent.into_iter().map(|(place, sent)| (place, fate(sent))).collect()
+    }
+
+    /// Until when requests are begun. They may take their time, and are known before the time of the batch is over.
+    fn begin_until(&self, results: &Results) -> Instant {
+        let now = Instant::now();
+        let left = results.until().saturating_duration_since(now);
+        now + left.saturating_sub(self.inner.options.time_limit + FINISHING).max(left / 2).min(SPELL)
     }
 
     /// Sends at once what may overtake each other, and one after the other what may not.
-    async fn in_lanes(&self, endpoint: &Endpoint, requests: Vec<Request>, until: Instant) -> Vec<(usize, Sent)> {
+    async fn in_lanes(&self, round: &Round<'_>, requests: Vec<Request>) -> Vec<(usize, Fate)> {
         let (mut lanes, mut by_key) = (Vec::<Vec<Request>>::new(), HashMap::new());
         for request in requests {
             let lane = match &request.key {
@@ -226,43 +263,66 @@ impl Webhook {
                 None => lanes.push(vec![request]),
             }
         }
-        let away = Mutex::new(None);
-        let away = &away;
         let lanes = lanes.into_iter().map(|lane| async move {
-            let mut sent = Vec::with_capacity(lane.len());
+            let mut fates = Vec::with_capacity(lane.len());
             for request in lane {
-                sent.push((request.place, self.one(endpoint, &request, until, away).await));
+                fates.push((request.place, self.one(round, &request).await));
             }
-            sent
+            fates
         });
         join_all(lanes).await.into_iter().flatten().collect()
     }
 
-    async fn one(&self, endpoint: &Endpoint, request: &Request, until: Instant, away: &Mutex<Option<String>>) -> Sent {
+    /// Sends one, and notes what became of it, unless nobody was there.
+    async fn one(&self, round: &Round<'_>, request: &Request) -> Fate {
         let Inner { options, secrets, client, endpoints, .. } = &*self.inner;
-        let Ok(Ok(_place)) = timeout_at(until, endpoint.places.acquire()).await else {
-            return Sent::PutOff(PublishError::deferred("the endpoint is slow, and others were first", BUSY));
+        let put_off = |reason: &str, pause| {
+            round.results.note(request.place, Err(PublishError::deferred(reason, pause)));
+            Fate::PutOff
+        };
+        let place = timeout_at(round.until, round.endpoint.places.acquire()).await;
+        // A place that is free at once is given also to who comes too late.
+        let Some(Ok(_place)) = place.ok().filter(|_| Instant::now() < round.until) else {
+            return put_off("the endpoint is slow, and others were first", BUSY);
         };
         // One that found nobody is enough.
-        if let Some(reason) = lock(away).clone() {
-            return Sent::Away(reason);
+        if lock(&round.absence).is_some() {
+            return Fate::Away;
         }
-        let gone = || PublishError::deferred("the endpoint has answered 410 and is disabled", options.gone_pause);
+        let gone = || put_off("the endpoint has answered 410 and is disabled", options.gone_pause);
         if endpoints.is_disabled(&request.url) {
-            return Sent::PutOff(gone());
+            return gone();
         }
+        let away = |reason: String, pause| {
+            round.endpoint.is_away();
+            lock(&round.absence).get_or_insert(Absence { reason, pause });
+            Fate::Away
+        };
+        let judged = |result| {
+            round.results.note(request.place, result);
+            Fate::Answered
+        };
         match request.send(client, secrets).await {
-            Answer::Judged(fate) => Sent::Judged(fate),
-            Answer::Away(error) => {
-                let reason = in_one_line(&error);
-                *lock(away) = Some(reason.clone());
-                Sent::Away(reason)
+            Answer::Judged(result) => {
+                round.endpoint.answered();
+                judged(result)
             }
+            Answer::Silence(error) => judged(Err(PublishError::retryable(error))),
+            Answer::Refused(error) => {
+                round.results.note(request.place, Err(error.unasked()));
+                Fate::PutOff
+            }
+            Answer::Unavailable(error) if round.endpoint.is_unavailable_to(&request.id) => {
+                away(error.to_string(), error.pause())
+            }
+            Answer::Unavailable(error) => judged(Err(error)),
+            Answer::Away(error) => away(in_one_line(&error), None),
             Answer::Gone => {
                 let host = request.url.host_str().unwrap_or_default();
                 warn!(destination = options.name, host, "an endpoint answered 410 and gets nothing any more");
+                round.endpoint.answered();
                 endpoints.disable(&request.url);
-                Sent::PutOff(gone())
+                gone()
             }
         }
     }
@@ -279,15 +339,20 @@ impl Publisher for Webhook {
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        let results = Results::new(messages.len(), Instant::now() + self.longest());
+        self.publish_into(messages, &results).await;
+        results.into_noted().into_iter().map(|result| result.expect("a fate for every request")).collect()
+    }
+
+    async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
         let Inner { options, endpoints, closed, under_way, .. } = &*self.inner;
         let _under_way = under_way.read().await;
         if closed.load(Ordering::Relaxed) {
-            return messages
-                .iter()
-                .map(|_| Err(PublishError::outage("webhooks were closed by this program")))
-                .collect();
+            for place in 0..messages.len() {
+                results.note(place, Err(PublishError::outage("webhooks were closed by this program")));
+            }
+            return;
         }
-        let mut results: Vec<Option<Result<(), PublishError>>> = messages.iter().map(|_| None).collect();
         let mut groups: Vec<(Arc<Endpoint>, Vec<Request>)> = Vec::new();
         for (place, message) in messages.into_iter().enumerate() {
             match Request::new(place, message, options) {
@@ -298,28 +363,25 @@ impl Publisher for Webhook {
                         None => groups.push((endpoint, vec![request])),
                     }
                 }
-                Err(error) => results[place] = Some(Err(error)),
+                Err(error) => results.note(place, Err(error.unasked())),
             }
         }
-        let until = Instant::now() + SPELL;
-        let groups = groups.into_iter().map(|(endpoint, requests)| self.to_endpoint(endpoint, requests, until));
-        for (place, fate) in join_all(groups).await.into_iter().flatten() {
-            results[place] = Some(fate);
-        }
-        results.into_iter().map(|result| result.expect("a fate for every request")).collect()
+        join_all(groups.into_iter().map(|(endpoint, requests)| self.to_endpoint(endpoint, requests, results))).await;
     }
 
     fn check_address(&self, to: &str) -> Result<(), PublishError> {
-        request::url(to, &self.inner.options).map(drop)
+        request::check(to, &self.inner.options)
     }
 
-    /// Nobody is asked, since there is no request without an event. Fails while an endpoint is away or disabled.
+    /// Nobody is asked, since there is no request without an event. Fails while a URL that is the same for all events is away or
+    /// disabled. What events choose for themselves is told by [`breakers`](Webhook::breakers) and [`disabled`](Webhook::disabled).
     async fn check(&self) -> Result<(), PublishError> {
-        let away = self.breakers().into_iter().find(|breaker| breaker.state() != BreakerState::Closed);
+        let endpoints = &self.inner.endpoints;
+        let away = endpoints.fixed().into_iter().find(|breaker| breaker.state() != BreakerState::Closed);
         if let Some(breaker) = away {
             return Err(PublishError::outage(format!("{} is away", breaker.name())));
         }
-        match self.disabled().len() {
+        match endpoints.disabled_and_fixed() {
             0 => Ok(()),
             some => Err(PublishError::outage(format!("{some} URLs have answered 410 and are disabled"))),
         }
@@ -335,13 +397,6 @@ impl fmt::Debug for Webhook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Webhook").field("options", &self.inner.options).finish_non_exhaustive()
     }
-}
-
-fn away(sent: &[(usize, Sent)]) -> Option<String> {
-    sent.iter().find_map(|(_, sent)| match sent {
-        Sent::Away(reason) => Some(reason.clone()),
-        _ => None,
-    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -13,7 +13,8 @@ use crate::measure::{About, Figures};
 use crate::rounds::number;
 use crate::subject::{Filling, Subject, event, fill, payload};
 
-/// How much of the ratio at the smallest size must be left at any larger one.
+/// How much of the ratio at the smallest size must be left at any larger one, or of 1 if it was more: to lose a lead over work by
+/// hand is not to grow worse than it.
 const GOAL: f64 = 0.9;
 
 /// How large things grow.
@@ -253,17 +254,18 @@ fn tell(database: &str, what: &str, unit: &str, point: &Point) {
     println!("growth {database}, {at} {what}: by hand {}, outbox {} {unit}", number(*by_hand), number(*ours));
 }
 
-/// Adds how much of the first ratio is left at the size where least is.
+/// Adds how much of the first ratio is left at the size where least is. Of a first ratio above 1, that much counts: how far ahead the
+/// outbox is depends on how long the disk takes, for which who works by hand waits each time, and which large rows hide.
 fn judge(bench: &mut Bench, growth: &Growth) {
     let ratios: Vec<f64> = growth.points.iter().map(|point| point.ratio).collect();
-    let first = ratios.first().copied().unwrap_or(f64::NAN);
+    let first = ratios.first().map_or(f64::NAN, |first| first.min(1.0));
     let worst = ratios.iter().copied().min_by(f64::total_cmp).unwrap_or(f64::NAN);
     let workload = format!("growth, {}", growth.what);
     let about = About {
         workload: &workload,
         database: &growth.database,
         what: "ratio to work by hand at the size where it is lowest",
-        against: "the same ratio at the smallest size",
+        against: "the same ratio at the smallest size, or 1",
         unit: "",
     };
     let figures = |ratio: f64| [ratio].into_iter().collect::<Figures>();

@@ -26,6 +26,7 @@ pub(crate) async fn single<S: Subject>(bench: &mut Bench, subject: &S, peers: &P
     let title = format!("W {}", subject.name());
     let figures = bench
         .rounds
+        .divided(bench.sizes.turns)
         .run(&title, "tx/s", &contestants, async |contestant| match contestant {
             "bare" => {
                 let store = subject.fresh().await?;
@@ -73,6 +74,7 @@ pub(crate) async fn bulk<S: Subject>(bench: &mut Bench, subject: &S, peers: &Pee
     let title = format!("W100 {}", subject.name());
     let figures = bench
         .rounds
+        .divided(bench.sizes.turns)
         .run(&title, "events/s", &contestants, async |contestant| match contestant {
             "by hand" => by_hand(subject, writing, BULK).await,
             "outbox" => by_outbox(subject, writing, BULK).await,

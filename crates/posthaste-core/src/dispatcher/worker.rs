@@ -197,7 +197,7 @@ impl Worker {
     async fn run_listener(&self, listener: &AnyListener, events: &[Delivery]) -> Verdicts {
         let started_at = tokio::time::Instant::now();
         let (waited, given_back) = (call::waited(), call::given_back());
-        let limit = listener.time_limit().unwrap_or(self.time_limit);
+        let limit = listener.time_limit_or(self.time_limit);
         kill_point!("listener.before");
         let answer = self.contained(Who::Listener, limit, listener.run(events).map(Ok)).await;
         kill_point!("listener.after");
@@ -255,7 +255,7 @@ impl Worker {
         let retry = (failure.kind() == FailureKind::Retryable)
             .then(|| self.next_delay(policy, event.attempt()))
             .flatten()
-            .map(|delay| failure.delay().unwrap_or(delay));
+            .map(|delay| failure.delay_instead_of(delay));
         let error = failure.text();
         match retry {
             Some(delay) => {

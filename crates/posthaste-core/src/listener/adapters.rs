@@ -44,8 +44,20 @@ impl<L: Listener> Listener for Configured<L> {
         self.time_limit.or_else(|| self.inner.time_limit())
     }
 
+    fn time_limit_or(&self, otherwise: Duration) -> Duration {
+        self.time_limit.unwrap_or_else(|| self.inner.time_limit_or(otherwise))
+    }
+
     fn retry_policy(&self) -> Option<&RetryPolicy> {
         self.retry.as_ref().or_else(|| self.inner.retry_policy())
+    }
+
+    fn gate(&self) -> Option<Arc<dyn Gate>> {
+        self.inner.gate()
+    }
+
+    fn mistake(&self) -> Option<&str> {
+        self.inner.mistake()
     }
 }
 

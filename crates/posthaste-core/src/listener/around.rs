@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{AnyListener, Delivery, Failure, IntoVerdict, Listener, Verdict, wrong_number_of_verdicts};
+use super::{AnyListener, Delivery, Failure, Gate, IntoVerdict, Listener, Verdict, wrong_number_of_verdicts};
 use crate::retry::RetryPolicy;
 
 /// A listener with code around it. Made by [`Listener::around`].
@@ -41,6 +42,18 @@ where
 
     fn retry_policy(&self) -> Option<&RetryPolicy> {
         self.next.listener.retry_policy()
+    }
+
+    fn time_limit_or(&self, otherwise: Duration) -> Duration {
+        self.next.listener.time_limit_or(otherwise)
+    }
+
+    fn gate(&self) -> Option<Arc<dyn Gate>> {
+        self.next.listener.gate()
+    }
+
+    fn mistake(&self) -> Option<&str> {
+        self.next.listener.mistake()
     }
 }
 

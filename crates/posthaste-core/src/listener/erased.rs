@@ -31,6 +31,11 @@ pub struct AnyListener {
 /// One object-safe method behind every kind of listener; a single event is a slice of one.
 trait Run: Send + Sync {
     fn run<'a>(&'a self, events: &'a [Delivery]) -> Boxed<'a>;
+
+    /// How long one call may take, where nothing else was said.
+    fn time_limit_or(&self, otherwise: Duration) -> Duration {
+        otherwise
+    }
 }
 
 struct Single<L>(L);
@@ -44,6 +49,10 @@ impl<L: Listener> Run for Single<L> {
             }
             verdicts
         })
+    }
+
+    fn time_limit_or(&self, otherwise: Duration) -> Duration {
+        self.0.time_limit_or(otherwise)
     }
 }
 
@@ -93,6 +102,11 @@ impl AnyListener {
         self.time_limit
     }
 
+    /// How long one call may take where the options say so much.
+    pub(crate) fn time_limit_or(&self, otherwise: Duration) -> Duration {
+        self.time_limit.unwrap_or_else(|| self.run.time_limit_or(otherwise))
+    }
+
     /// When to try again after a failure, if the listener says.
     pub fn retry_policy(&self) -> Option<&RetryPolicy> {
         self.retry.as_ref()
@@ -124,9 +138,9 @@ impl<L: Listener> From<L> for AnyListener {
             max_batch: 1,
             time_limit: listener.time_limit(),
             retry: listener.retry_policy().cloned(),
+            gate: listener.gate(),
+            mistake: listener.mistake().map(Arc::from),
             run: Arc::new(Single(listener)),
-            gate: None,
-            mistake: None,
         }
     }
 }

@@ -1,12 +1,29 @@
 //! Several listeners for one event.
 
-use super::{AnyListener, Delivery, Failure, FailureKind, Listener, Outcome, Verdict, call, wrong_number_of_verdicts};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::gate::InARow;
+use super::{
+    AnyListener, Delivery, Failure, FailureKind, Gate, Listener, Outcome, Room, Verdict, call, wrong_number_of_verdicts,
+};
+
+/// How much later the limit of the whole strikes, so that it is known whose time was over.
+const LATER: Duration = Duration::from_secs(1);
+
+/// How long events wait while another one tries whether a gate opens.
+const WHILE_TRYING: Duration = Duration::from_secs(1);
 
 /// Hands one event to several listeners, in the order in which they were added.
 ///
 /// Done when all are done. The first that is not ends the attempt with its verdict; the next attempt begins with the
 /// first listener again, so each of them must bear repetition. The time limit of each listener counts for its part, and
-/// that of the whole for all; the retry policy is that of the whole. With nobody in it, every event is unroutable.
+/// that of the whole for all, which is the sum of theirs unless it is given; the retry policy is that of the whole. With nobody
+/// in it, every event is unroutable.
+///
+/// Where one of them is behind a [`Gate`] that is shut, as destinations are that are away, no one gets the event until it opens;
+/// then one event at a time tries the way. Events are handed over one by one, also to who would take batches.
 ///
 /// Put [`with_concurrency`](Listener::with_concurrency) and [`with_rate`](Listener::with_rate) around the whole, not around one
 /// of its listeners: a limit inside gives the event back when there is no turn, and those before it get it again each time.
@@ -23,6 +40,8 @@ use super::{AnyListener, Delivery, Failure, FailureKind, Listener, Outcome, Verd
 #[derive(Clone, Default)]
 pub struct FanOut {
     listeners: Vec<AnyListener>,
+    /// An event is on its way to see whether a gate opens.
+    trying: Arc<AtomicBool>,
 }
 
 impl FanOut {
@@ -47,6 +66,27 @@ impl FanOut {
     pub fn is_empty(&self) -> bool {
         self.listeners.is_empty()
     }
+
+    /// Whether all gates would let the event pass; if not, when to come again. Those before a gate would otherwise get the event
+    /// each time it is turned away there.
+    fn enter(&self) -> Result<Option<Trying<'_>>, Duration> {
+        let gates = self.listeners.iter().filter_map(AnyListener::gate);
+        match gates.map(|gate| gate.room()).fold(Room::Open, Room::and) {
+            Room::Open => Ok(None),
+            Room::ShutFor(pause) => Err(pause),
+            Room::Few(_) if self.trying.swap(true, Ordering::AcqRel) => Err(WHILE_TRYING),
+            Room::Few(_) => Ok(Some(Trying(&self.trying))),
+        }
+    }
+}
+
+/// An event that tries the way, until it ends or its future is dropped.
+struct Trying<'a>(&'a AtomicBool);
+
+impl Drop for Trying<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 impl Listener for FanOut {
@@ -57,6 +97,13 @@ impl Listener for FanOut {
                 "the fan-out has no listeners; add one with FanOut::and, then redrive the event",
             ));
         }
+        let _trying = match self.enter() {
+            Ok(trying) => trying,
+            Err(pause) => {
+                call::give_back();
+                return Ok(Outcome::RetryAfter(pause));
+            }
+        };
         let given_back = call::given_back();
         for (place, listener) in (1..).zip(&self.listeners) {
             let run = listener.run(std::slice::from_ref(event));
@@ -87,5 +134,25 @@ impl Listener for FanOut {
             }
         }
         Ok(Outcome::Done)
+    }
+
+    /// What the listeners say together, and what is left to the others once.
+    fn time_limit_or(&self, otherwise: Duration) -> Duration {
+        let said = |listener: &AnyListener| listener.time_limit_or(Duration::ZERO);
+        let others = |listener: &AnyListener| listener.time_limit_or(otherwise).saturating_sub(said(listener));
+        let others = self.listeners.iter().map(others).max().unwrap_or(otherwise);
+        match self.listeners.iter().map(said).fold(Duration::ZERO, Duration::saturating_add) {
+            Duration::ZERO => others,
+            said => said.saturating_add(others).saturating_add(LATER),
+        }
+    }
+
+    fn gate(&self) -> Option<Arc<dyn Gate>> {
+        let gates: Vec<_> = self.listeners.iter().filter_map(AnyListener::gate).collect();
+        (!gates.is_empty()).then(|| Arc::new(InARow(gates)) as Arc<dyn Gate>)
+    }
+
+    fn mistake(&self) -> Option<&str> {
+        self.listeners.iter().find_map(AnyListener::mistake)
     }
 }

@@ -35,6 +35,25 @@ impl Room {
             (Self::ShutFor(one), Self::ShutFor(other)) => Self::ShutFor(one.min(other)),
         }
     }
+
+    /// Of two gates one behind the other.
+    pub(super) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Open, room) | (room, Self::Open) => room,
+            (Self::Few(one), Self::Few(other)) => Self::Few(one.min(other)),
+            (Self::ShutFor(one), Self::ShutFor(other)) => Self::ShutFor(one.max(other)),
+            (shut @ Self::ShutFor(_), _) | (_, shut @ Self::ShutFor(_)) => shut,
+        }
+    }
+}
+
+/// Gates that are passed one after the other.
+pub(super) struct InARow(pub(super) Vec<Arc<dyn Gate>>);
+
+impl Gate for InARow {
+    fn room(&self) -> Room {
+        self.0.iter().map(|gate| gate.room()).fold(Room::Open, Room::and)
+    }
 }
 
 /// The gates of all listeners, without the listeners, which a shutdown lets go.

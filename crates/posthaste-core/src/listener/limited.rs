@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{Delivery, Listener, Outcome, Verdict, call};
+use super::{Delivery, Gate, Listener, Outcome, Verdict, call};
 use crate::retry::RetryPolicy;
 
 /// How long one event waits for its turn, with a worker. If turns come less often, there is somebody who waits for most of the
@@ -95,6 +95,18 @@ macro_rules! limited {
 
             fn retry_policy(&self) -> Option<&RetryPolicy> {
                 self.inner.retry_policy()
+            }
+
+            fn time_limit_or(&self, otherwise: Duration) -> Duration {
+                self.inner.time_limit_or(otherwise)
+            }
+
+            fn gate(&self) -> Option<Arc<dyn Gate>> {
+                self.inner.gate()
+            }
+
+            fn mistake(&self) -> Option<&str> {
+                self.inner.mistake()
             }
         }
     )*};

@@ -64,6 +64,8 @@ pub struct Failure {
     /// Whose it is, unless the listener's: the place of an interceptor, the first being 1.
     interceptor: Option<u16>,
     delay: Option<Duration>,
+    /// The policy may ask for longer.
+    at_least: bool,
     source: Box<dyn Error + Send + Sync>,
 }
 
@@ -110,14 +112,30 @@ impl Failure {
 
     /// A failure of the given kind.
     pub fn new(kind: FailureKind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { kind, interceptor: None, delay: None, source: source.into() }
+        Self { kind, interceptor: None, delay: None, at_least: false, source: source.into() }
     }
 
     /// Tries again after this long, instead of what the retry policy says. Still counts as an attempt.
     #[must_use]
     pub fn retry_in(mut self, delay: Duration) -> Self {
-        self.delay = Some(delay);
+        (self.delay, self.at_least) = (Some(delay), false);
         self
+    }
+
+    /// Tries again after this long, or when the retry policy says, whichever is later: for a pause that somebody else asks for.
+    #[must_use]
+    pub fn retry_not_before(mut self, delay: Duration) -> Self {
+        (self.delay, self.at_least) = (Some(delay), true);
+        self
+    }
+
+    /// The delay before the next attempt, where the policy says so much.
+    pub(crate) fn delay_instead_of(&self, policy: Duration) -> Duration {
+        match self.delay {
+            Some(delay) if self.at_least => delay.max(policy),
+            Some(delay) => delay,
+            None => policy,
+        }
     }
 
     /// The same, as the failure of an interceptor.

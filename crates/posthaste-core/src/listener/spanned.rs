@@ -1,11 +1,12 @@
 //! A span around each delivery.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::field::Empty;
 use tracing::{Instrument, Span, info_span};
 
-use super::{Delivery, Listener, Outcome, Path, Verdict};
+use super::{Delivery, Gate, Listener, Outcome, Path, Verdict};
 use crate::retry::RetryPolicy;
 
 /// A listener that runs in a span. Made by [`Listener::with_span`].
@@ -48,6 +49,18 @@ impl<L: Listener> Listener for Spanned<L> {
 
     fn retry_policy(&self) -> Option<&RetryPolicy> {
         self.inner.retry_policy()
+    }
+
+    fn time_limit_or(&self, otherwise: Duration) -> Duration {
+        self.inner.time_limit_or(otherwise)
+    }
+
+    fn gate(&self) -> Option<Arc<dyn Gate>> {
+        self.inner.gate()
+    }
+
+    fn mistake(&self) -> Option<&str> {
+        self.inner.mistake()
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use posthaste_core::listener::{AnyListener, Gate, Outcome, Room, batch};
 use posthaste_core::outbox::StartError;
-use posthaste_core::testing::{Call, Faulty};
-use posthaste_core::{Delivery, Event, MemoryStore, Outbox};
+use posthaste_core::testing::{Call, Faulty, Recorder};
+use posthaste_core::{Delivery, Event, FanOut, Listener, MemoryStore, Options, Outbox, RetryPolicy};
 
 /// A gate that a test opens and shuts.
 #[derive(Clone)]
@@ -92,4 +92,74 @@ async fn a_listener_of_wrong_settings_is_refused_at_the_start() {
     assert!(matches!(error, StartError::Registry(_)));
     let text = error.to_string();
     assert!(text.contains("\"Order\"") && text.ends_with("no such topic"), "{text}");
+}
+
+#[tokio::test]
+async fn a_fan_out_with_a_listener_of_wrong_settings_is_refused_at_the_start() {
+    let mistaken = || AnyListener::mistaken(std::io::Error::other("no such topic"));
+    let whole = || FanOut::new().and(|_: Delivery| async {}).and(mistaken());
+    for listener in [
+        whole().into(),
+        AnyListener::from(whole().with_retry(RetryPolicy::never()).with_span().with_concurrency(1)),
+        FanOut::new().and(whole().around(|event, next| async move { next.run(event).await })).into(),
+    ] {
+        let error = Outbox::builder(MemoryStore::new()).listen("Order", "*", listener).start().await.unwrap_err();
+        assert!(error.to_string().ends_with("no such topic"), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_in_a_fan_out_gets_an_event_before_all_gates_are_open() {
+    let table = waiting("Any", 20).await;
+    let (first, gate, other) = (Recorder::new(), ByHand::new(Room::Open), ByHand::new(SHUT));
+    let whole = FanOut::new().and(first.clone()).and(behind(&gate)).and(behind(&other)).with_span();
+    // Events of the other route are claimed, and those of this one with them.
+    let outbox = Outbox::builder(table.clone()).listen_all(whole).listen("*", "Other", |_: Delivery| async {});
+    let outbox = outbox.start().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(first.count(), 0, "it was given events that could not get to the last");
+    other.set(Room::Open);
+    crate::until(&table, "all are done", |counts| counts.done == 20).await;
+    assert_eq!(first.count(), 20);
+    outbox.shutdown().await;
+
+    let (store, faults) = Faulty::new(waiting("Any", 20).await);
+    let outbox = Outbox::builder(store).listen_all(FanOut::new().and(first).and(behind(&gate)));
+    gate.set(SHUT);
+    let outbox = outbox.start().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(faults.count(Call::Claim), 0, "it was claimed for a fan-out that is shut");
+    outbox.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_event_of_a_fan_out_at_a_time_tries_a_gate() {
+    let table = waiting("Any", 20).await;
+    let (first, gate) = (Recorder::new(), ByHand::new(Room::Few(10)));
+    // Turned away behind the gate, as by a broker that is still away, after the time that it takes to notice.
+    let away = |events: Vec<Delivery>| async move {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        events.iter().map(|_| Ok(Outcome::RetryAfter(Duration::from_secs(5)))).collect()
+    };
+    let whole = FanOut::new().and(first.clone()).and(batch(away).with_gate(gate));
+    let outbox = Outbox::builder(table).options(Options { workers: 8, ..Options::default() }).listen_all(whole);
+    let outbox = outbox.start().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!((6..=12).contains(&first.count()), "{} in a minute", first.count());
+    outbox.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fan_out_has_the_time_of_all_its_listeners() {
+    let table = waiting("Any", 1).await;
+    let takes = |seconds: u64| {
+        let slow = move |_: Delivery| tokio::time::sleep(Duration::from_secs(seconds));
+        slow.with_time_limit(Duration::from_secs(seconds + 1))
+    };
+    // Beside the minute of the options for who says nothing.
+    let rest = |_: Delivery| tokio::time::sleep(Duration::from_secs(50));
+    let whole = FanOut::new().and(takes(40)).and(FanOut::new().and(rest).and(takes(50)));
+    let outbox = Outbox::builder(table.clone()).listen_all(whole).start().await.unwrap();
+    crate::until(&table, "it is done", |counts| counts.done == 1).await;
+    outbox.shutdown().await;
 }

@@ -14,7 +14,7 @@ use super::{Binding, Envelope, EnvelopeError, Header, Wrapped, occurred_at, with
 use crate::template::{Template, TemplateError};
 
 /// What structured events are.
-const STRUCTURED: &str = "application/cloudevents+json; charset=utf-8";
+pub(crate) const STRUCTURED: &str = "application/cloudevents+json; charset=utf-8";
 
 /// Where events come from, unless it is said.
 const SOURCE: &str = "/{aggregate_type}";
@@ -24,7 +24,7 @@ const TAKEN: [&str; 10] =
     ["aggregatetype", "data", "datacontenttype", "id", "source", "specversion", "subject", "tenantid", "time", "type"];
 
 /// The headers of a trace.
-const TRACE: [&str; 2] = ["traceparent", "tracestate"];
+pub(crate) const TRACE: [&str; 2] = ["traceparent", "tracestate"];
 
 /// How events become CloudEvents 1.0.
 ///
@@ -179,8 +179,14 @@ impl CloudEvents {
             let name = extension(name);
             let taken =
                 name.is_empty() || TAKEN.contains(&&*name) || attributes.iter().any(|(other, _)| *other == name);
+            // A URI, if there is one.
+            let value = match &*name {
+                "dataschema" if value.is_empty() => continue,
+                "dataschema" => Cow::Owned(uri_reference(value)),
+                _ => attribute(value),
+            };
             if !taken {
-                attributes.push((name, attribute(value)));
+                attributes.push((name, value));
             }
         }
         Ok(attributes)

@@ -45,8 +45,21 @@ impl Debezium {
     }
 
     pub(super) fn check(&self) -> Result<(), EnvelopeError> {
-        match self.event_type_header.as_deref().map(str::trim) {
-            Some("") => Err(EnvelopeError::NoHeaderName),
+        match self.event_type_header.as_deref() {
+            Some(name) if name.trim().is_empty() => Err(EnvelopeError::NoHeaderName),
+            Some(name)
+                if name.trim() != name || ["id", "content-type"].iter().any(|own| own.eq_ignore_ascii_case(name)) =>
+            {
+                Err(EnvelopeError::HeaderName { name: name.to_owned() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a header of that name can be sent there.
+    pub(super) fn check_for(&self, binding: Binding) -> Result<(), EnvelopeError> {
+        match &self.event_type_header {
+            Some(name) if binding.header(name, "").is_none() => Err(EnvelopeError::HeaderName { name: name.clone() }),
             _ => Ok(()),
         }
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 
 /// The text with every character percent-encoded, as UTF-8, that is not to be kept.
-pub(super) fn percent_encoded(text: &str, keep: impl Fn(char) -> bool) -> String {
+pub(crate) fn percent_encoded(text: &str, keep: impl Fn(char) -> bool) -> String {
     let mut encoded = String::with_capacity(text.len());
     for c in text.chars() {
         if keep(c) {
@@ -38,9 +38,18 @@ pub(super) fn attribute(value: &str) -> Cow<'_, str> {
     if value.chars().all(allowed) { Cow::Borrowed(value) } else { Cow::Owned(percent_encoded(value, allowed)) }
 }
 
-/// The characters of which URI references are made; a percent sign is taken for one that encodes something.
+/// The characters of which URI references are made; a percent sign stays where it encodes something.
 pub(super) fn uri_reference(text: &str) -> String {
-    percent_encoded(text, |c| c.is_ascii_alphanumeric() || "-._~:/?#[]@!$&'()*+,;=%".contains(c))
+    let mut reference = String::with_capacity(text.len());
+    for (at, piece) in text.split('%').enumerate() {
+        if at > 0 {
+            let encodes = piece.len() >= 2 && piece.bytes().take(2).all(|byte| byte.is_ascii_hexdigit());
+            reference.push_str(if encodes { "%" } else { "%25" });
+        }
+        let keep = |c: char| c.is_ascii_alphanumeric() || "-._~:/?#[]@!$&'()*+,;=".contains(c);
+        reference.push_str(&percent_encoded(piece, keep));
+    }
+    reference
 }
 
 /// Whether a content type says that the body is JSON.
@@ -103,6 +112,20 @@ mod tests {
     fn strings_of_cloud_events_have_no_control_characters() {
         assert_eq!(attribute("Grüße\u{1F600}"), "Grüße\u{1F600}");
         assert_eq!(attribute("a\nb\u{85}\u{FDD0}\u{1FFFE}"), "a%0Ab%C2%85%EF%B7%90%F0%9F%BF%BE");
+    }
+
+    #[test]
+    fn in_uri_references_a_percent_sign_encodes_something() {
+        for (text, reference) in [
+            ("https://shop.example/a%20b?c=d#e", "https://shop.example/a%20b?c=d#e"),
+            ("/100%", "/100%25"),
+            ("/100%/a%2", "/100%25/a%252"),
+            ("/%zz%C3%a9", "/%25zz%C3%a9"),
+            ("%", "%25"),
+            ("/größe €", "/gr%C3%B6%C3%9Fe%20%E2%82%AC"),
+        ] {
+            assert_eq!(uri_reference(text), reference);
+        }
     }
 
     #[test]

@@ -56,6 +56,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         address.octets(),
         [0 | 10 | 127, ..] // this network, private, loopback
             | [100, 64..128, ..] // of providers
+            | [168, 63, 129, 16] // what runs beside a machine in a cloud
             | [169, 254, ..] // link-local, and with it the metadata of clouds
             | [172, 16..32, ..] // private
             | [192, 0, 0 | 2, _] // protocols, documentation
@@ -93,6 +94,8 @@ mod tests {
             "100.64.0.1",
             "127.0.0.1",
             "127.255.255.254",
+            "168.63.129.16",
+            "::ffff:168.63.129.16",
             "169.254.169.254",
             "172.16.0.1",
             "172.31.255.255",
@@ -140,6 +143,7 @@ mod tests {
             "100.128.0.0",
             "126.0.0.1",
             "128.0.0.1",
+            "168.63.129.17",
             "172.15.255.255",
             "172.32.0.0",
             "192.0.1.1",

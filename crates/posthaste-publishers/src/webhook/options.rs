@@ -18,7 +18,10 @@ use serde::Deserialize;
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WebhookOptions {
+    #[serde(default)]
     pub(super) secrets: Vec<String>,
+    #[serde(default)]
+    unsigned: bool,
     #[serde(default = "default_name")]
     pub(super) name: String,
     #[serde(default = "time_limit", with = "compact::required")]
@@ -29,6 +32,10 @@ pub struct WebhookOptions {
     pub(super) concurrency: usize,
     #[serde(default = "gone_pause", with = "compact::required")]
     pub(super) gone_pause: Duration,
+    #[serde(default = "patience", with = "compact::required")]
+    pub(super) patience: Duration,
+    #[serde(default)]
+    pub(super) allow_credentials: bool,
     #[serde(default)]
     pub(super) allow_private_addresses: bool,
     #[serde(default)]
@@ -57,21 +64,29 @@ fn gone_pause() -> Duration {
     Duration::from_secs(600)
 }
 
+fn patience() -> Duration {
+    Duration::from_secs(24 * 60 * 60)
+}
+
 impl WebhookOptions {
     /// Webhooks that are signed with a secret: base64 of 24 bytes at least, with `whsec_` before it or without.
     pub fn new(secret: impl Into<String>) -> Self {
-        Self { secrets: vec![secret.into()], ..Self::unsigned() }
+        Self::unsigned().secret(secret)
     }
 
-    /// Webhooks that nobody can tell from those of others. For receivers that know the sender by something else.
+    /// Webhooks that nobody can tell from those of others. For receivers that know the sender by something else. In a file it takes
+    /// `unsigned = true`, so that a secret that is missing there is noticed.
     pub fn unsigned() -> Self {
         Self {
             secrets: Vec::new(),
+            unsigned: true,
             name: default_name(),
             time_limit: time_limit(),
             connect_timeout: connect_timeout(),
             concurrency: concurrency(),
             gone_pause: gone_pause(),
+            patience: patience(),
+            allow_credentials: false,
             allow_private_addresses: false,
             allow_http: false,
             ca_file: None,
@@ -82,6 +97,7 @@ impl WebhookOptions {
     #[must_use]
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secrets.push(secret.into());
+        self.unsigned = false;
         self
     }
 
@@ -120,6 +136,22 @@ impl WebhookOptions {
         self
     }
 
+    /// Sets how long an endpoint that events choose may be away before those that were tried use up attempts. Default 24 h: an outage
+    /// is over by then, and a name that was mistyped is not. Where the URL is the same for all events there is no such limit.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Sets whether the headers `authorization` and `cookie` of events are sent. Default false: who writes events could otherwise use
+    /// what this process may reach with keys of their own, and replace a user in the URL.
+    #[must_use]
+    pub fn allow_credentials(mut self, allow: bool) -> Self {
+        self.allow_credentials = allow;
+        self
+    }
+
     /// Sets whether hosts may be reached that are not on the public internet. Default false: a URL that somebody else chose could
     /// otherwise lead into your own network.
     #[must_use]
@@ -140,6 +172,17 @@ impl WebhookOptions {
     pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.ca_file = Some(path.into());
         self
+    }
+
+    /// Whether webhooks are signed, or are meant not to be.
+    pub(super) fn check(&self) -> Result<(), &'static str> {
+        match (self.secrets.is_empty(), self.unsigned) {
+            (true, false) => {
+                Err("webhooks have no secret to be signed with; give one in secrets, or say unsigned = true")
+            }
+            (false, true) => Err("webhooks have secrets and unsigned = true; leave one of them out"),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -3,12 +3,14 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use posthaste_core::EventId;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, Response, StatusCode, Url};
 
 use super::address::{NotPublic, not_public, written_as_private};
 use super::options::WebhookOptions;
 use super::signature::{Secret, sign};
+use crate::address::brief;
 use crate::publisher::{Message, PublishError};
 
 /// How many bytes of an answer are read. More cost more than a new connection.
@@ -39,6 +41,9 @@ const OURS: [&str; 15] = [
     "webhook-timestamp",
 ];
 
+/// What opens doors. An event that somebody else wrote must not bring keys along, nor replace those of the URL.
+const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
+
 /// A message that can be sent.
 pub(super) struct Request {
     /// Which of the batch it is.
@@ -46,7 +51,7 @@ pub(super) struct Request {
     pub(super) url: Url,
     /// What has to stay in order.
     pub(super) key: Option<String>,
-    id: String,
+    pub(super) id: EventId,
     headers: HeaderMap,
     body: Bytes,
 }
@@ -54,8 +59,8 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn new(place: usize, message: Message, options: &WebhookOptions) -> Result<Self, PublishError> {
         let url = url(&message.to, options)?;
-        let id = message.id.as_str().to_owned();
-        if !options.secrets.is_empty() && id.contains('.') {
+        let id = message.id;
+        if !options.secrets.is_empty() && id.as_str().contains('.') {
             // The signature is of id, timestamp and body with a full stop between.
             return Err(PublishError::permanent(
                 "an event whose id has a full stop in it cannot be signed as a webhook",
@@ -63,13 +68,14 @@ impl Request {
         }
         let mut headers = HeaderMap::new();
         for (name, value) in &message.headers {
-            if !OURS.iter().any(|ours| ours.eq_ignore_ascii_case(name)) {
+            let is_one_of = |names: &[&str]| names.iter().any(|other| other.eq_ignore_ascii_case(name));
+            if !is_one_of(&OURS) && (options.allow_credentials || !is_one_of(&CREDENTIALS)) {
                 let (name, value) = header(name, value)?;
                 headers.append(name, value);
             }
         }
         headers.insert(CONTENT_TYPE, header("content-type", &message.content_type)?.1);
-        headers.insert(HeaderName::from_static("webhook-id"), header("webhook-id", &id)?.1);
+        headers.insert(HeaderName::from_static("webhook-id"), header("webhook-id", id.as_str())?.1);
         Ok(Self { place, url, key: message.key, id, headers, body: message.body })
     }
 
@@ -79,7 +85,8 @@ impl Request {
         let mut headers = self.headers.clone();
         headers.insert(HeaderName::from_static("webhook-timestamp"), HeaderValue::from(now));
         if !secrets.is_empty() {
-            let signature = HeaderValue::try_from(sign(secrets, &self.id, now, &self.body)).expect("it is base64");
+            let signature =
+                HeaderValue::try_from(sign(secrets, self.id.as_str(), now, &self.body)).expect("it is base64");
             headers.insert(HeaderName::from_static("webhook-signature"), signature);
         }
         match client.post(self.url.clone()).headers(headers).body(self.body.clone()).send().await {
@@ -88,10 +95,10 @@ impl Request {
                 // A URL may have a token in it.
                 let error = error.without_url();
                 match not_public(&error) {
-                    Some(refused) => Answer::Judged(Err(private(refused))),
+                    Some(refused) => Answer::Refused(private(refused)),
                     None if error.is_connect() => Answer::Away(error),
                     // It may be this event that it cannot bear.
-                    None => Answer::Judged(Err(PublishError::retryable(error))),
+                    None => Answer::Silence(error),
                 }
             }
         }
@@ -101,6 +108,12 @@ impl Request {
 /// What became of a request.
 pub(super) enum Answer {
     Judged(Result<(), PublishError>),
+    /// It takes nothing just now, says the other end, or somebody before it.
+    Unavailable(PublishError),
+    /// Somebody was there, and gave no answer.
+    Silence(reqwest::Error),
+    /// Nothing may be sent there.
+    Refused(PublishError),
     /// Nobody was there.
     Away(reqwest::Error),
     /// Never again, says the other end.
@@ -125,6 +138,17 @@ pub(super) fn url(text: &str, options: &WebhookOptions) -> Result<Url, PublishEr
         Some(refused) if !options.allow_private_addresses => Err(private(refused)),
         _ => Ok(url),
     }
+}
+
+/// Whether something can be sent to such a URL. Its host and what is before it is as it will be.
+pub(super) fn check(to: &str, options: &WebhookOptions) -> Result<(), PublishError> {
+    let checked = url(to, options).and_then(|url| {
+        // Otherwise what follows could be a host although it does not look like one.
+        let is_plain = to.get(url.scheme().len()..).is_some_and(|rest| rest.starts_with("://"));
+        is_plain.then_some(()).ok_or_else(|| PublishError::permanent("after the scheme of a URL comes ://"))
+    });
+    let address = brief(to);
+    checked.map_err(|error| PublishError::permanent(format!("the address {address:?} cannot be used: {error}")))
 }
 
 /// The option, or where the name leads, can be changed.
@@ -152,8 +176,15 @@ async fn judge(mut response: Response) -> Answer {
         return Answer::Judged(Ok(()));
     }
     let text = format!("the endpoint answered {status}{}", excerpt(&body));
+    let later = |error: PublishError| match pause {
+        Some(pause) => error.retry_after(pause),
+        None => error,
+    };
     let error = match status {
         StatusCode::GONE => return Answer::Gone,
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
+            return Answer::Unavailable(later(PublishError::retryable(text)));
+        }
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
             PublishError::retryable(text)
         }
@@ -161,10 +192,7 @@ async fn judge(mut response: Response) -> Answer {
         // Redirects as well: nothing is sent to where nobody has looked, but the URL can be put right.
         _ => PublishError::retryable(text),
     };
-    Answer::Judged(Err(match pause {
-        Some(pause) => error.retry_after(pause),
-        None => error,
-    }))
+    Answer::Judged(Err(later(error)))
 }
 
 /// The beginning of an answer, in one line.

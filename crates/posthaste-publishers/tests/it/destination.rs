@@ -7,9 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_core::testing::{self, Call, Faults, Faulty, Recorder, TestOutbox};
-use posthaste_core::{Event, EventBuilder, EventId, MemoryStore, Metrics, Options, Outbox, RetryPolicy, Status};
+use posthaste_core::{
+    Event, EventBuilder, EventId, FanOut, MemoryStore, Metrics, Options, Outbox, RetryPolicy, Status,
+};
 use posthaste_publishers::{
     Binding, Breaker, BreakerState, CloudEvents, Debezium, Destination, Envelope, Message, PublishError, Publisher,
+    Results,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -28,6 +31,7 @@ struct Broker {
 #[derive(Default)]
 struct Shared {
     away: AtomicBool,
+    silent: AtomicBool,
     forgetful: AtomicBool,
     answer: Mutex<Option<Arc<Answer>>>,
     batches: watch::Sender<Vec<(Instant, Vec<Message>)>>,
@@ -82,6 +86,9 @@ impl Publisher for Broker {
         if self.shared.away.load(Ordering::Relaxed) {
             return messages.iter().map(|_| Err(PublishError::outage("connection refused"))).collect();
         }
+        if self.shared.silent.load(Ordering::Relaxed) {
+            return std::future::pending().await;
+        }
         if self.shared.forgetful.load(Ordering::Relaxed) {
             return Vec::new();
         }
@@ -92,6 +99,38 @@ impl Publisher for Broker {
             Ok(())
         };
         messages.into_iter().map(take).collect()
+    }
+
+    async fn check(&self) -> Result<(), PublishError> {
+        Ok(())
+    }
+
+    async fn close(&self) {}
+}
+
+/// The same broker, whose results come one by one, and then no more, unless there are that many.
+struct OneByOne(Broker, usize);
+
+impl Publisher for OneByOne {
+    const BINDING: Binding = Binding::Kafka;
+
+    fn name(&self) -> &str {
+        "broker"
+    }
+
+    async fn publish(&self, _: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        unreachable!("a destination asks for results as they come")
+    }
+
+    async fn publish_into(&self, mut messages: Vec<Message>, results: &Results) {
+        let all = messages.len() <= self.1;
+        messages.truncate(self.1);
+        for (place, result) in self.0.publish(messages).await.into_iter().enumerate() {
+            results.note(place, result);
+        }
+        if !all {
+            std::future::pending::<()>().await;
+        }
     }
 
     async fn check(&self) -> Result<(), PublishError> {
@@ -154,6 +193,15 @@ async fn mistakes_are_said_at_the_start_with_their_route() {
             broker.to("orders").envelope(Envelope::Debezium(Debezium::new().event_type_header(""))),
             "the header for the event type has no name",
         ),
+        (
+            broker.to("orders").envelope(Envelope::Debezium(Debezium::new().event_type_header("ID"))),
+            "the header for the event type cannot be called \"ID\"",
+        ),
+        (
+            broker.to("orders").envelope(Envelope::Debezium(Debezium::new().event_type_header(" eventType"))),
+            "cannot be called \" eventType\"",
+        ),
+        (broker.to("two words"), "the address \"two words\" cannot be used: a topic of Kafka has letters"),
     ] {
         let text = refusal(destination).await;
         let route = "the listener for aggregate type \"Order\" and event type \"OrderPlaced\" is not right: ";
@@ -290,6 +338,45 @@ async fn during_an_outage_nothing_is_claimed_and_no_attempt_is_used_up() {
     assert_eq!((taken.len(), taken.iter().collect::<BTreeSet<_>>().len()), (40, 40));
     for id in &taken {
         let (status, attempts, _) = state(&outbox, id).await;
+        assert_eq!((status, attempts), (Status::Done, 0), "{id}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_is_an_outage_and_uses_up_no_attempt() {
+    let broker = Broker::new();
+    broker.shared.silent.store(true, Ordering::Relaxed);
+    let (store, _) = store();
+    // Where a destination says nothing of its own time, the limit of listeners is not its.
+    let options = Options { listener_time_limit: 20 * SECOND, ..options() };
+    let outbox = testing::outbox_on(store).options(options).listen_all(broker.to("orders")).start_test().await;
+    write(&outbox, (0..30).map(|id| order(id.to_string()))).await;
+    broker.until_asked(20).await;
+    assert_eq!(broker.breaker.state(), BreakerState::HalfOpen);
+    let counts = outbox.admin().counts().await.unwrap();
+    assert_eq!((counts.pending(), counts.dead), (30, 0));
+    broker.shared.silent.store(false, Ordering::Relaxed);
+    tokio::time::sleep(300 * SECOND).await;
+    assert_eq!(outbox.admin().counts().await.unwrap().done, 30);
+    for id in broker.taken() {
+        assert_eq!(state(&outbox, &id).await.1, 0, "{id}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_acknowledged_before_the_time_was_over_is_done() {
+    let broker = Broker::new();
+    let (store, _) = store();
+    let slow = Destination::new(Arc::new(OneByOne(broker.clone(), 2)), broker.breaker.clone(), "orders");
+    let outbox = testing::outbox_on(store).options(options()).listen_all(slow.time_limit(5 * SECOND));
+    let outbox = outbox.start_test().await;
+    write(&outbox, (1..=5).map(|id| order(id.to_string()))).await;
+    tokio::time::sleep(6 * SECOND).await;
+    assert_eq!((outbox.admin().counts().await.unwrap().done, broker.breaker.state()), (2, BreakerState::Closed));
+    tokio::time::sleep(30 * SECOND).await;
+    assert_eq!(broker.taken(), ["1", "2", "3", "4", "5"]);
+    for id in broker.taken() {
+        let (status, attempts, _) = state(&outbox, &id).await;
         assert_eq!((status, attempts), (Status::Done, 0), "{id}");
     }
 }
@@ -491,6 +578,65 @@ async fn a_pause_that_the_other_end_asks_for_is_kept() {
     let at: Vec<_> = broker.batches().iter().map(|(at, _)| *at).collect();
     assert!((300 * SECOND..302 * SECOND).contains(&(at[3] - at[2])), "{:?}", at[3] - at[2]);
     assert_eq!(outbox.drain_now().await.done, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_is_shorter_than_that_of_the_policy_is_not_kept() {
+    let broker = Broker::new();
+    broker.answer(|_| Err(PublishError::retryable("503 unavailable").retry_after(Duration::ZERO)));
+    let (store, _) = store();
+    let retry = RetryPolicy::fixed([30 * SECOND]);
+    let outbox = testing::outbox_on(store).options(options()).listen_all(broker.to("orders").retry(retry));
+    let outbox = outbox.start_test().await;
+    write(&outbox, [order("1")]).await;
+    broker.until_asked(2).await;
+    let at: Vec<_> = broker.batches().iter().map(|(at, _)| *at).collect();
+    assert!(at[1] - at[0] >= 30 * SECOND, "{:?}", at[1] - at[0]);
+    outbox.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_publisher_refuses_by_itself_is_no_sign_of_life() {
+    let broker = Broker::new();
+    broker.set_away(true);
+    let (store, _) = store();
+    let outbox = testing::outbox_on(store).options(options()).listen_all(broker.to("orders")).start_test().await;
+    write(&outbox, [order("good")]).await;
+    broker.until_asked(1).await;
+    broker.set_away(false);
+    broker.answer(|message| match message.id.as_str() {
+        "good" => Err(PublishError::outage("connection refused")),
+        _ => Err(PublishError::permanent("longer than a topic may be").unasked()),
+    });
+    write(&outbox, (0..5).map(|id| order(format!("bad-{id}")))).await;
+    broker.until_asked(5).await;
+    while outbox.admin().counts().await.unwrap().dead < 5 {
+        assert_ne!(broker.breaker.state(), BreakerState::Closed);
+        tokio::time::sleep(SECOND).await;
+    }
+    assert_ne!(broker.breaker.state(), BreakerState::Closed, "nobody was asked");
+    assert_eq!(state(&outbox, "good").await.1, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_fan_out_who_is_first_gets_no_event_again_and_again_while_another_is_away() {
+    let broker = Broker::new();
+    broker.set_away(true);
+    let (store, _) = store();
+    let mailer = Recorder::new();
+    let both = FanOut::new().and(mailer.clone()).and(broker.to("orders"));
+    let outbox = testing::outbox_on(store).options(options()).listen_all(both).start_test().await;
+    write(&outbox, (0..20).map(|id| order(id.to_string()))).await;
+    tokio::time::sleep(1800 * SECOND).await;
+    let (probes, mails) = (broker.batches().len(), mailer.count());
+    assert!(probes >= 25 && mails <= probes + 2, "{mails} mails for {probes} probes");
+    broker.set_away(false);
+    tokio::time::sleep(200 * SECOND).await;
+    assert_eq!((outbox.admin().counts().await.unwrap().done, broker.taken().len()), (20, 20));
+    assert_eq!(state(&outbox, "7").await.1, 0);
+    let mistaken = FanOut::new().and(mailer).and(broker.to("{color}"));
+    let error = testing::outbox().listen_all(mistaken).start().await.unwrap_err();
+    assert!(error.to_string().contains("{color}; there are"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -255,3 +255,27 @@ fn envelopes_are_read_from_files() {
         assert!(read(wrong).is_err(), "{wrong}");
     }
 }
+
+#[test]
+fn a_schema_is_a_uri_or_there_is_none() {
+    let with_schema = |schema: &str| {
+        let event = delivery(Event::builder("Tick").id("tick-1").header("dataSchema", schema).json_text("{}"));
+        let wrapped = CloudEvents::new("/100%").binary().wrap(Binding::Kafka, &event).unwrap();
+        wrapped
+            .headers
+            .into_iter()
+            .filter(|(name, _)| name == "ce_dataschema" || name == "ce_source")
+            .collect::<Vec<_>>()
+    };
+    let values = |schema| with_schema(schema).into_iter().map(|(_, value)| value).collect::<Vec<_>>();
+    assert_eq!(values(""), ["/100%25"]);
+    assert_eq!(values("/schemas/größe%20"), ["/100%25", "/schemas/gr%C3%B6%C3%9Fe%20"]);
+}
+
+#[test]
+fn the_header_for_the_event_type_has_a_name_of_its_own() {
+    for (name, good) in [("eventType", true), ("id", false), ("Content-Type", false), ("eventType ", false)] {
+        let envelope = Envelope::Debezium(Debezium::new().event_type_header(name));
+        assert_eq!(envelope.check().is_ok(), good, "{name}");
+    }
+}

@@ -60,12 +60,14 @@ async fn a_line_has_all_of_a_message() {
     let mut bare = message("4", "application/json", b"{not json");
     (bare.key, bare.headers) = (None, Vec::new());
     let structured = b"{\"specversion\":\"1.0\",\r\n\"data\":{}}";
+    let mut structured = message("5", "application/cloudevents+json; charset=utf-8", structured);
+    structured.headers = vec![("traceparent".into(), "00-1-2-01".to_owned())];
     let sent = file.publish(vec![
         message("1", "application/json; charset=utf-8", b"{ \"a\":1.0,\r\n \"b\":\"x\\ny\" }"),
         message("2", "text/plain", b"\"text\""),
         message("3", "application/octet-stream", &[0x00, 0xFF, 0x0A]),
         bare,
-        message("5", "application/cloudevents+json; charset=utf-8", structured),
+        structured,
         message("6", "application/json", b"\"\xFF\""),
     ]);
     assert!(all_arrived(&sent.await));
@@ -109,6 +111,13 @@ async fn events_of_an_outbox_become_lines_in_their_envelope() {
     let plain = r#"{"id":"order-1","key":"1","content_type":"application/json","headers":{"event-id":"order-1","event-type":"OrderPlaced","aggregate-type":"Order","aggregate-id":"1","occurred-at":"2026-02-02T02:40:00Z"},"body":{"id": 1}}"#;
     let structured = r#"{"specversion":"1.0","id":"order-2","source":"/shop","type":"OrderPlaced","subject":"2","time":"2026-02-02T02:40:00Z","datacontenttype":"application/json","aggregatetype":"Cart","data":{"id": 2}}"#;
     assert_eq!(read(&path), format!("{plain}\n{structured}\n"));
+    // What an event is called does not change its envelope.
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write(order(3).content_type("application/cloudevents+json; charset=utf-8")).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(outbox.drain_now().await.done, 3);
+    let last = read(&path).lines().last().unwrap().to_owned();
+    assert!(last.starts_with(r#"{"id":"order-3","key":"3","#) && last.ends_with(r#""body":{"id": 3}}"#), "{last}");
     synced.close().await;
 }
 
@@ -267,7 +276,12 @@ async fn on_a_full_disk_only_whole_lines_are_left_and_acknowledged() {
         // Its room is taken until nobody has it open.
         drop(file);
         std::fs::remove_file(&path).unwrap();
-        std::fs::write(&ballast, vec![0; 32 << 10]).unwrap();
+        let closed = async {
+            while std::fs::write(&ballast, vec![0; 32 << 10]).is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        within("it is closed", closed).await;
     }
 }
 
@@ -385,4 +399,74 @@ async fn a_named_pipe_whose_reader_is_gone_is_an_outage_and_lines_are_whole_for_
     let lines = within("two lines are there", lines).await.unwrap().unwrap();
     assert!(serde_json::from_str::<Value>(&lines[0]).is_err(), "{}", lines[0]);
     assert_eq!(ids(&format!("{}\n", lines[1])), ["3"]);
+}
+
+fn pipe_at(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+/// A reader that reads nothing until it is told to.
+async fn opened_by_a_reader(path: &Path) -> (Ndjson, File) {
+    let opened = tokio::spawn(Ndjson::file(path.to_owned()));
+    let path = path.to_owned();
+    let reader = tokio::task::spawn_blocking(move || File::open(path).unwrap()).await.unwrap();
+    (opened.await.unwrap().unwrap(), reader)
+}
+
+#[tokio::test]
+async fn a_reader_that_reads_nothing_is_an_outage_until_it_reads() {
+    let (_directory, path) = place();
+    pipe_at(&path);
+    let (pipe, reader) = opened_by_a_reader(&path).await;
+    let outbox = testing::outbox().listen_all(pipe.lines()).start_test().await;
+    let mut tx = outbox.begin().await.unwrap();
+    // More than a pipe holds.
+    let large = Event::builder("Large").id("large").json_text(format!("\"{}\"", "x".repeat(300 << 10)));
+    tx.write(large).await.unwrap();
+    tx.commit().await.unwrap();
+    let opened = async {
+        while pipe.breaker().state() != BreakerState::Open {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within("the breaker opens", opened).await;
+    let id = EventId::new("large").unwrap();
+    assert_eq!(outbox.admin().find(&id).await.unwrap().unwrap().state.attempts, 0);
+    let (checked, ()) = tokio::join!(pipe.check(), pipe.close());
+    assert_eq!(checked.unwrap_err().kind(), PublishErrorKind::Outage);
+
+    let reading = std::thread::spawn(move || {
+        let mut lines = BufReader::new(reader).lines();
+        // What was held up, and what was sent again.
+        [lines.next().unwrap().unwrap(), lines.next().unwrap().unwrap()]
+    });
+    let done = async {
+        while outbox.admin().counts().await.unwrap().done < 1 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within("it is done", done).await;
+    let lines = reading.join().unwrap();
+    assert_eq!(ids(&format!("{}\n{}\n", lines[0], lines[1])), ["large", "large"]);
+    assert_eq!(outbox.admin().find(&id).await.unwrap().unwrap().state.attempts, 0);
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_never_gets_its_turn_is_an_outage() {
+    let (directory, path) = place();
+    let fifo = directory.path().join("fifo");
+    pipe_at(&fifo);
+    let file = Ndjson::file(&path).await.unwrap();
+    let held = File::open(&path).unwrap();
+    held.lock().unwrap();
+    let (written, opened) = tokio::join!(file.publish(vec![json("1")]), Ndjson::file(&fifo));
+    let error = written.into_iter().next().unwrap().unwrap_err();
+    assert_eq!(error.kind(), PublishErrorKind::Outage);
+    assert!(error.to_string().contains("another process holds the lock of the file"), "{error}");
+    let error = opened.unwrap_err();
+    assert!(error.to_string().ends_with("fifo cannot be opened: nobody opens it at its other end"), "{error}");
+    drop(held);
+    assert!(all_arrived(&file.publish(vec![json("2")]).await));
+    assert_eq!(ids(&read(&path)), ["2"]);
 }

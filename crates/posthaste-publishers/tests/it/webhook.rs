@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use posthaste_core::{Event, EventId, MemoryStore, Outbox, RetryPolicy};
+use posthaste_core::{Event, EventId, MemoryStore, Outbox, RetryPolicy, Status};
 use posthaste_publishers::PublishErrorKind::{self, Permanent, Retryable};
 use posthaste_publishers::webhook::{Webhook, WebhookOptions};
 use posthaste_publishers::{Message, PublishError, Publisher};
@@ -212,8 +212,77 @@ fn options_are_read_from_a_file_and_checked() {
     let shown = format!("{options:?}");
     assert!(shown.contains("3s") && !shown.contains("MfKQ9"), "{shown}");
     assert!(toml::from_str::<WebhookOptions>("secrets = []\nsecert = 1").unwrap_err().to_string().contains("secert"));
+    for (text, mistake) in [
+        ("", "no secret to be signed with"),
+        ("secrets = []", "no secret to be signed with"),
+        (&*format!("secrets = ['{SECRET}']\nunsigned = true"), "leave one of them out"),
+    ] {
+        let error = Webhook::new(toml::from_str(text).unwrap()).unwrap_err();
+        assert!(error.to_string().contains(mistake), "{error}");
+    }
+    assert!(Webhook::new(toml::from_str("unsigned = true").unwrap()).is_ok());
     let short = Webhook::new(WebhookOptions::new("whsec_c2hvcnQ=")).unwrap_err();
     assert!(short.to_string().contains("has 5 bytes"), "{short}");
     let missing = Webhook::new(WebhookOptions::new(SECRET).ca_file("/nowhere/ca.pem")).unwrap_err();
     assert!(missing.to_string().contains("/nowhere/ca.pem"), "{missing}");
+}
+
+#[tokio::test]
+async fn an_event_does_not_choose_where_on_a_server_it_goes() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let outbox = Outbox::builder(MemoryStore::new())
+        .listen("Order", "*", webhook.url(&receiver.url("/status/200/{aggregate_id}?of={tenant_id}")))
+        .start()
+        .await
+        .unwrap();
+    let event = |id: &str| Event::builder("E").aggregate("Order", id).tenant_id("a&b").json_text("{}").build().unwrap();
+    let ids = write(&outbox, ["../500", "a?x=1#y", "..", "größe"].map(event)).await;
+    all_done(&outbox, 3).await;
+    let mut paths: Vec<_> = receiver.got(3).await.iter().map(|request| request["path"].clone()).collect();
+    paths.sort_by_key(ToString::to_string);
+    assert_eq!(paths, ["/status/200/..%2F500", "/status/200/a%3Fx%3D1%23y", "/status/200/gr%C3%B6%C3%9Fe"]);
+    let up = outbox.admin().find(&ids[2]).await.unwrap().unwrap().state;
+    assert_eq!((up.status, up.attempts), (Status::Dead, 0));
+    assert!(up.last_error.unwrap().contains("aggregate_id of the event does not fit"));
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_can_be_no_url_is_said_at_the_start() {
+    let webhook = Webhook::new(WebhookOptions::new(SECRET)).unwrap();
+    for (template, mistake) in [
+        ("partner.example/hooks", "relative URL without a base"),
+        ("ftp://partner.example/{event_type}", "not to ftp:"),
+        ("https:/{tenant_id}", "comes ://"),
+        ("https://", "empty host"),
+        ("https://partner example/{event_type}/secret", "not a URL"),
+        ("http://partner.example/secret", "allow_http"),
+        ("https://10.0.0.1/{event_type}/secret", "not public"),
+    ] {
+        let outbox = Outbox::builder(MemoryStore::new()).listen("Order", "*", webhook.url(template));
+        let error = outbox.start().await.unwrap_err().to_string();
+        assert!(error.contains(mistake) && !error.contains("secret"), "{template}: {error}");
+    }
+    let outbox = Outbox::builder(MemoryStore::new()).listen("Order", "*", webhook.url("{headers.callback}")).listen(
+        "Cart",
+        "*",
+        webhook.url("HTTPS://{tenant_id}.partner.example/{event_type}"),
+    );
+    outbox.start().await.unwrap().shutdown().await;
+}
+
+#[tokio::test]
+async fn keys_of_an_event_are_not_sent_unless_that_is_allowed() {
+    let receiver = Receiver::start();
+    let said = |name: &'static str| (name.into(), "secret".to_owned());
+    let url = receiver.url("/status/204").replace("://", "://user:password@");
+    let bold = Message { headers: vec![said("Authorization"), said("cookie"), said("x-other")], ..message(url) };
+    for (options, own) in [(local(), "Basic dXNlcjpwYXNzd29yZA=="), (local().allow_credentials(true), "secret")] {
+        let before = receiver.requests().len();
+        assert!(Webhook::new(options).unwrap().publish(vec![bold.clone()]).await[0].is_ok());
+        let headers = receiver.got(before + 1).await.pop().unwrap()["headers"].clone();
+        assert_eq!((&headers["authorization"], &headers["x-other"]), (&own.into(), &"secret".into()));
+        assert_eq!(headers.get("cookie").is_some(), own == "secret");
+    }
 }

@@ -3,10 +3,12 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
-use posthaste_core::{Event, MemoryStore, Outbox};
+use posthaste_core::testing::within;
+use posthaste_core::{Event, MemoryStore, Outbox, RetryPolicy};
 use posthaste_publishers::PublishErrorKind::{Deferred, Outage, Retryable};
 use posthaste_publishers::webhook::{Webhook, WebhookOptions};
-use posthaste_publishers::{BreakerState, Message, Publisher};
+use posthaste_publishers::{BreakerState, Message, Publisher, Results};
+use tokio::time::{Instant, timeout_at};
 
 use super::receiver::{Receiver, SECRET, all_done, message, until, write};
 use super::{kind, local};
@@ -61,6 +63,8 @@ async fn one_that_is_away_does_not_keep_events_from_others() {
     receiver.got(20).await;
     let states: Vec<_> = webhook.breakers().iter().map(|breaker| breaker.state() == BreakerState::Closed).collect();
     assert_eq!(states.iter().filter(|closed| **closed).count(), 1, "{:?}", webhook.breakers());
+    // One partner of many is no reason to take this process for ill.
+    webhook.check().await.unwrap();
     let back = Receiver::start_on(port);
     all_done(&outbox, 40).await;
     back.got(20).await;
@@ -68,6 +72,70 @@ async fn one_that_is_away_does_not_keep_events_from_others() {
         assert_eq!(outbox.admin().find(id).await.unwrap().unwrap().state.attempts, 0);
     }
     outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn an_endpoint_that_never_comes_back_uses_up_attempts_in_the_end() {
+    let port = free_port();
+    let webhook = Webhook::new(local().patience(Duration::from_millis(500))).unwrap();
+    let twice = RetryPolicy::fixed([Duration::from_millis(10)]);
+    let outbox = Outbox::builder(MemoryStore::new())
+        .listen("Order", "*", webhook.url("{headers.to}").retry(twice))
+        .start()
+        .await
+        .unwrap();
+    let written = write(&outbox, [event(format!("http://127.0.0.1:{port}/nowhere"))]).await;
+    let dead = async {
+        while outbox.admin().counts().await.unwrap().dead < 1 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within("it is given up", dead).await;
+    let state = outbox.admin().find(&written[0]).await.unwrap().unwrap().state;
+    assert_eq!(state.attempts, 2);
+    assert!(state.last_error.as_ref().unwrap().contains("onnection refused"), "{:?}", state.last_error);
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn one_that_is_available_to_nobody_is_away() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let in_a_row = |path: &str, events: usize| {
+        let url = receiver.url(path);
+        let one = |_| Message { key: Some("one".into()), ..message(&url) };
+        webhook.publish((0..events).map(one).collect())
+    };
+    let kinds = |results: Vec<_>| results.iter().map(kind).collect::<Vec<_>>();
+    assert_eq!(kinds(in_a_row("/status/503", 4).await), [Some(Retryable); 4]);
+    assert_eq!(kinds(in_a_row("/status/204", 1).await), [None]);
+    assert_eq!(kinds(in_a_row("/status/502", 4).await), [Some(Retryable); 4]);
+    let results = in_a_row("/status/503?retry_after=7", 3).await;
+    // Those behind are not sent, and it is left alone for as long as it asks for.
+    receiver.got(10).await;
+    for result in &results {
+        let error = result.as_ref().unwrap_err();
+        let pause = error.pause().unwrap();
+        assert_eq!(error.kind(), Deferred, "{error}");
+        assert!(pause > Duration::from_secs(6) && pause <= Duration::from_secs(7), "{pause:?}");
+    }
+    assert_eq!(webhook.breakers()[0].state(), BreakerState::Open);
+}
+
+#[tokio::test]
+async fn what_is_known_when_the_time_is_over_is_kept_and_nothing_is_begun_too_late() {
+    let (slow, quick) = (Receiver::start(), Receiver::start());
+    let webhook = Webhook::new(local().time_limit(Duration::from_millis(700))).unwrap();
+    let hangs = |_| Message { key: Some("one".into()), ..message(slow.url("/slow/60")) };
+    let messages: Vec<_> = [message(quick.url("/status/204"))].into_iter().chain((0..6).map(hangs)).collect();
+    let results = Results::new(messages.len(), Instant::now() + Duration::from_secs(3));
+    let in_time = timeout_at(results.until(), webhook.publish_into(messages, &results)).await;
+    assert!(in_time.is_ok(), "the batch took longer than it may");
+    let kinds: Vec<_> = results.into_noted().iter().map(|result| kind(result.as_ref().unwrap())).collect();
+    assert_eq!(kinds[..2], [None, Some(Retryable)]);
+    assert_eq!(kinds[4..], [Some(Deferred); 3], "{kinds:?}");
+    let begun = kinds.iter().filter(|kind| **kind == Some(Retryable)).count();
+    slow.got(begun).await;
 }
 
 #[tokio::test]
