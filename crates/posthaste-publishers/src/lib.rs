@@ -18,6 +18,8 @@ pub mod nats;
 pub mod ndjson;
 #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
 mod options;
+#[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq"))]
+mod pauses;
 mod publisher;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;

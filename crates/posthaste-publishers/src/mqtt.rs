@@ -45,7 +45,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::RwLock;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::address;
 use crate::breaker::Breaker;
@@ -59,6 +59,15 @@ use error::{End, Trouble, is_topic, no_topic};
 use suspects::Suspects;
 
 pub use options::MqttOptions;
+
+/// As many parts of a batch as have time, if each waits as long as it may.
+const PARTS: u32 = 4;
+
+/// How much longer than its parts a batch may take as a whole.
+const LATE: Duration = Duration::from_secs(5);
+
+/// How long what a batch had no time for is put off.
+const SOON: Duration = Duration::from_secs(1);
 
 /// How long closing may take.
 const CLOSE: Duration = Duration::from_secs(5);
@@ -103,7 +112,15 @@ impl Mqtt {
 
     /// Events go to the topic that the template makes of each.
     pub fn topic(&self, template: &str) -> Destination<Self> {
-        Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template)
+        let MqttOptions { connect_timeout, ack_timeout, .. } = &self.0.options;
+        // One more message that was alone, and ended a connection.
+        let limit = self.longest() + (*connect_timeout + *ack_timeout) * CUTS + LATE;
+        Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template).time_limit(limit)
+    }
+
+    /// Until when parts of a batch are begun.
+    fn longest(&self) -> Duration {
+        self.0.options.connect_timeout + self.0.options.ack_timeout * PARTS
     }
 
     /// The breaker of the connection.
@@ -197,12 +214,20 @@ impl Publisher for Mqtt {
     fn name(&self) -> &str {
         &self.0.options.name
     }
+
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        let _under_way = self.0.connection.under_way().await;
+        let until = Instant::now() + self.longest();
         let mut results: Vec<Result<(), PublishError>> = Vec::with_capacity(messages.len());
         for part in self.0.suspects.parts(&messages) {
             let sent = match (results.last(), part) {
                 // What comes behind an outage would only wait for another.
                 (Some(Err(error)), _) if error.is_outage() => error.of_each(part.len()).collect(),
+                (Some(_), _) if Instant::now() >= until => {
+                    let late =
+                        || PublishError::deferred("the broker took the time of the whole batch for others", SOON);
+                    part.iter().map(|_| Err(late())).collect()
+                }
                 (_, [suspect]) if self.0.suspects.has(suspect) => vec![self.alone(suspect).await],
                 _ => self.together(part).await,
             };
@@ -221,12 +246,9 @@ impl Publisher for Mqtt {
     }
 
     async fn close(&self) {
-        let closing = async {
-            if let Some(connection) = self.0.connection.close().await {
-                connection.close().await;
-            }
-        };
-        timeout(CLOSE, closing).await.ok();
+        if let Some(connection) = self.0.connection.close().await {
+            timeout(CLOSE, connection.close()).await.ok();
+        }
     }
 }
 

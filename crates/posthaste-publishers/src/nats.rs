@@ -15,7 +15,7 @@
 //! |---|---|
 //! | acknowledgement | the stream has stored the message, on a majority of its replicas if it has several |
 //! | power loss | the server writes to the disk, but does not wait for it each time (every two minutes, unless its `sync_interval` says otherwise): what it acknowledged just before a power cut can be gone from a stream with one replica |
-//! | repeats | the header `Nats-Msg-Id` is the id of the event; the stream drops a repeat within its `duplicate_window` (two minutes, unless the stream says otherwise) and acknowledges it. What comes again later is there twice |
+//! | repeats | the header `Nats-Msg-Id` is the id of the event and the subject; the stream drops a repeat within its `duplicate_window` (two minutes, unless the stream says otherwise) and acknowledges it. What comes again later is there twice |
 //! | order | messages of one batch are stored in their order, whatever their subjects are |
 //! | at once | a whole batch, and several of them up to [`max_in_flight`](NatsOptions::max_in_flight) messages |
 //!
@@ -23,11 +23,13 @@
 //! that says so. So that no other stream takes the events, name the one that shall:
 //! [`expected_stream`](NatsOptions::expected_stream).
 //!
-//! A header of an event whose name begins with `Nats-` is an instruction to the server, as in any message.
+//! A header whose name begins with `Nats-` is an instruction to the server, so none is taken from an event. Nor are subjects that
+//! begin with `$JS`, `$SYS` or `_INBOX`: what is sent there is an order to the server or an answer to somebody.
 //!
 //! | what happens | kind |
 //! |---|---|
 //! | no connection, or lost; not authorised to connect; JetStream is not there, has no leader or too much to do | outage |
+//! | the stream for the subject has no leader | put off: no attempt is used up, and the subject is left alone for a second, then longer each time, up to 30 s |
 //! | no stream for the subject, or another than expected; not permitted to publish there; the stream is full; it does not answer while JetStream does | retryable |
 //! | too large for the server or the stream; a subject or a header that NATS cannot carry | permanent |
 
@@ -36,26 +38,38 @@ mod error;
 mod options;
 mod sending;
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::ServerAddr;
+use futures_util::future::join_all;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::address;
 use crate::breaker::Breaker;
 use crate::connection::Slot;
 use crate::destination::Destination;
 use crate::envelope::Binding;
+use crate::pauses::Pauses;
 use crate::publisher::{Message, PublishError, Publisher};
 
-use connection::Connection;
-use error::Trouble;
+use connection::{CHECK, Connection};
+use error::{Trouble, no_stream};
 use sending::{Watch, is_subject, no_subject, prepared};
 
 pub use options::NatsOptions;
+
+/// As many parts of a batch as have time, if each waits as long as it may.
+const PARTS: u32 = 4;
+
+/// How much longer than its parts a batch may take as a whole.
+const LATE: Duration = Duration::from_secs(5);
+
+/// How long what a batch had no time for is put off.
+const SOON: Duration = Duration::from_secs(1);
 
 /// How long closing may take.
 const CLOSE: Duration = Duration::from_secs(5);
@@ -70,6 +84,8 @@ struct Inner {
     breaker: Breaker,
     in_flight: Semaphore,
     connection: Slot<Connection>,
+    /// Subjects of streams that have no leader.
+    pauses: Pauses,
 }
 
 impl Nats {
@@ -84,6 +100,7 @@ impl Nats {
             // More than a semaphore can count is no limit.
             in_flight: Semaphore::new(options.max_in_flight.clamp(1, u32::MAX as usize)),
             connection: Slot::new(address::shown(&options.url)),
+            pauses: Pauses::default(),
             servers,
             options,
         }));
@@ -95,7 +112,16 @@ impl Nats {
 
     /// Events go to the subject that the template makes of each.
     pub fn subject(&self, template: &str) -> Destination<Self> {
-        Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template)
+        // One more part that has begun in time, and what is asked behind it.
+        let limit = self.longest() + self.0.options.ack_timeout + CHECK * 2 + LATE;
+        Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template).time_limit(limit)
+    }
+
+    /// Until when parts of a batch are begun.
+    fn longest(&self) -> Duration {
+        let Inner { options, servers, .. } = &*self.0;
+        let servers = u32::try_from(servers.len()).unwrap_or(u32::MAX);
+        options.connect_timeout.saturating_mul(servers) + options.ack_timeout * PARTS
     }
 
     /// The breaker of the connection.
@@ -115,7 +141,9 @@ impl Nats {
         let mut news = Watch::new(connection, options.ack_timeout);
         let mut sent = Vec::with_capacity(messages.len());
         for message in messages {
-            sent.push(match prepared(message, options.expected_stream.as_deref()) {
+            let left = self.0.pauses.left(&message.to);
+            let put_off = left.map(|left| Err(PublishError::deferred(no_leader(&message.to), left)));
+            sent.push(match put_off.unwrap_or_else(|| prepared(message, options.expected_stream.as_deref())) {
                 Ok(publish) => news.handed_over(connection, &message.to, publish).await,
                 Err(error) => Err(Trouble::Told(error)),
             });
@@ -127,9 +155,20 @@ impl Nats {
                 Err(trouble) => Err(trouble),
             });
         }
+        if !self.0.pauses.is_empty() {
+            let stored = messages.iter().zip(&results).filter(|(_, result)| result.is_ok());
+            stored.for_each(|(message, _)| self.0.pauses.there(&message.to));
+        }
         let there = if news.silent { self.answers(connection).await } else { Ok(()) };
+        let nobody = messages.iter().zip(&results).filter(|(_, result)| matches!(result, Err(Trouble::Nobody)));
+        let known = self.streams(connection, nobody.map(|(message, _)| message.to.as_str())).await;
         let explained = |message: &Message, trouble| match (trouble, &there) {
             (Trouble::Told(error), _) => error,
+            (Trouble::Nobody, _) => match known.get(message.to.as_str()) {
+                Some(Ok(true)) => PublishError::deferred(no_leader(&message.to), self.0.pauses.away(&message.to)),
+                Some(Err(error)) => PublishError::outage(error.to_string()),
+                Some(Ok(false)) | None => no_stream(&message.to),
+            },
             (Trouble::Silence, Err(error)) => PublishError::outage(error.to_string()),
             (Trouble::Silence, Ok(())) => PublishError::retryable(format!(
                 "nobody acknowledged a message on {:?} within {:?}, while JetStream answers; is there a stream for it, and \
@@ -139,6 +178,17 @@ impl Nats {
         };
         let results = messages.iter().zip(results);
         results.map(|(message, result)| result.map_err(|trouble| explained(message, trouble))).collect()
+    }
+
+    /// For which of the subjects there is a stream, although nobody listens to them.
+    async fn streams<'a>(
+        &self,
+        connection: &Connection,
+        subjects: impl Iterator<Item = &'a str>,
+    ) -> HashMap<&'a str, Result<bool, PublishError>> {
+        let subjects: HashSet<&str> = subjects.collect();
+        let ask = async |subject| (subject, connection.has_stream(&self.0.options, subject).await);
+        join_all(subjects.into_iter().map(ask)).await.into_iter().collect()
     }
 
     /// Tells a server that does not answer, whose connection is left, from a subject where nobody does.
@@ -160,8 +210,23 @@ impl Publisher for Nats {
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
-        let mut results = Vec::with_capacity(messages.len());
+        let _under_way = self.0.connection.under_way().await;
+        let until = Instant::now() + self.longest();
+        let mut results: Vec<Result<(), PublishError>> = Vec::with_capacity(messages.len());
         for part in messages.chunks(self.0.options.max_in_flight.clamp(1, u32::MAX as usize)) {
+            // What comes behind an outage would only wait for another.
+            if let Some(away) =
+                results.iter().filter_map(|result| result.as_ref().err()).find(|error| error.is_outage())
+            {
+                let behind: Vec<_> = away.of_each(part.len()).collect();
+                results.extend(behind);
+                continue;
+            }
+            if !results.is_empty() && Instant::now() >= until {
+                let late = || PublishError::deferred("NATS took the time of the whole batch for others of it", SOON);
+                results.extend(part.iter().map(|_| Err(late())));
+                continue;
+            }
             let places = u32::try_from(part.len()).expect("no more than there are places");
             let _places = self.0.in_flight.acquire_many(places).await.expect("it is never closed");
             match self.connection().await {
@@ -181,13 +246,14 @@ impl Publisher for Nats {
     }
 
     async fn close(&self) {
-        let closing = async {
-            if let Some(connection) = self.0.connection.close().await {
-                connection.jetstream.client().drain().await.ok();
-            }
-        };
-        timeout(CLOSE, closing).await.ok();
+        if let Some(connection) = self.0.connection.close().await {
+            timeout(CLOSE, connection.jetstream.client().drain()).await.ok();
+        }
     }
+}
+
+fn no_leader(subject: &str) -> String {
+    format!("the stream for the subject {subject:?} is there, but has no leader now")
 }
 
 impl fmt::Debug for Nats {

@@ -84,7 +84,7 @@ pub struct Message {
     /// What has to stay in order; the aggregate id, unless the destination says otherwise.
     pub key: Option<String>,
     /// What the body is. It is not among the headers, so each publisher puts it where its protocol has it: on HTTP, Kafka and
-    /// NATS the header `content-type`, on AMQP and MQTT 5 the property.
+    /// NATS the header `content-type`, on AMQP and MQTT 5 the property. If it is empty, there is none on Kafka.
     pub content_type: Cow<'static, str>,
     /// Beside the body, as the binding of the protocol names them.
     pub headers: Vec<(Cow<'static, str>, String)>,

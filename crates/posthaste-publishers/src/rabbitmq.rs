@@ -36,6 +36,7 @@
 //! | the broker cannot be reached, refuses the login, or ends the connection | outage |
 //! | it is low on memory or disk (connection blocked) | outage. What was on its way then may arrive later and once more |
 //! | it does not answer within the [time limit](RabbitOptions::confirm_timeout) | outage; the connection is made anew |
+//! | it answers, but a message is not confirmed within that time, because its queue has no majority, say | put off: no attempt is used up. The exchange, or where others of it were confirmed the routing key, is left alone for a second, then longer each time, up to 30 s |
 //! | no queue is bound for the message | retryable: a binding can be made |
 //! | the exchange does not exist, or may not be written to | retryable: it can be made, or the right given |
 //! | a queue refuses it (nack), because it is full, say | retryable |
@@ -58,16 +59,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::RwLock;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::breaker::Breaker;
 use crate::destination::Destination;
 use crate::envelope::Binding;
+use crate::pauses::Pauses;
 use crate::publisher::{Message, PublishError, Publisher};
 use crate::template::Template;
 
 use link::Link;
-use sending::Letter;
+use sending::{Broker, Letter};
 
 pub use options::{Argument, BindingOptions, ExchangeKind, ExchangeOptions, QueueOptions, RabbitOptions};
 
@@ -76,6 +78,9 @@ const SEPARATOR: char = '\0';
 
 /// The exchange without a name, to which every queue is bound by its name.
 const NO_EXCHANGE: &str = "";
+
+/// How much longer than its messages a batch may take as a whole.
+const LATE: Duration = Duration::from_secs(5);
 
 /// How long messages on their way are waited for when it is closed.
 const FINISHING: Duration = Duration::from_secs(5);
@@ -88,6 +93,8 @@ struct Inner {
     options: RabbitOptions,
     link: Link,
     breaker: Breaker,
+    /// Exchanges and queues that say nothing while others do.
+    pauses: Pauses,
     /// Held by those who send, and taken by who closes.
     under_way: RwLock<()>,
 }
@@ -103,7 +110,8 @@ impl Rabbit {
         if !options.lazy {
             link.line().await?;
         }
-        Ok(Self(Arc::new(Inner { options, link, breaker, under_way: RwLock::default() })))
+        let (pauses, under_way) = (Pauses::default(), RwLock::default());
+        Ok(Self(Arc::new(Inner { options, link, breaker, pauses, under_way })))
     }
 
     /// An exchange to send to, as a template. Say next with which routing key.
@@ -128,7 +136,13 @@ impl Rabbit {
             Some(wrong) => wrong.to_owned(),
             None => format!("{exchange}{SEPARATOR}{routing_key}"),
         };
-        Destination::new(Arc::new(self.clone()), self.breaker().clone(), &to)
+        let limit = self.longest() + sending::ANSWER + LATE;
+        Destination::new(Arc::new(self.clone()), self.breaker().clone(), &to).time_limit(limit)
+    }
+
+    /// How long a batch takes at most until it is known what became of it, or that nothing is heard.
+    fn longest(&self) -> Duration {
+        self.0.options.connect_timeout + self.0.options.confirm_timeout
     }
 }
 
@@ -140,23 +154,25 @@ impl Publisher for Rabbit {
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
-        let Inner { options, link, under_way, .. } = &*self.0;
+        let Inner { options, link, pauses, under_way, .. } = &*self.0;
+        let until = Instant::now() + self.longest();
         let _under_way = under_way.read().await;
         let mut results: Vec<Option<Result<(), PublishError>>> = messages.iter().map(|_| None).collect();
         let mut letters = Vec::with_capacity(messages.len());
         for (place, message) in messages.into_iter().enumerate() {
-            match Letter::new(place, message, options) {
+            match Letter::new(place, message, options).and_then(|letter| letter.put_off(pauses)) {
                 Ok(letter) => letters.push(letter),
                 Err(error) => results[place] = Some(Err(error)),
             }
         }
-        sending::send(link, options, letters, |place, fate| results[place] = Some(fate)).await;
+        let broker = Broker { link, options, pauses, until };
+        sending::send(&broker, letters, |place, fate| results[place] = Some(fate)).await;
         results.into_iter().map(|result| result.expect("a fate for every letter")).collect()
     }
 
     async fn check(&self) -> Result<(), PublishError> {
-        let Inner { options, link, .. } = &*self.0;
-        sending::check(link, options).await
+        let Inner { options, link, pauses, .. } = &*self.0;
+        sending::check(&Broker { link, options, pauses, until: Instant::now() + self.longest() }).await
     }
 
     async fn close(&self) {

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! An event is an entry of a stream, added by `XADD`. Its fields are those of the envelope, `event-id` among them,
-//! `content-type`, and last the body in `payload`.
+//! `content-type`, and last the body in `payload`. Headers of an event that are called `content-type` or `payload` are left out.
 //!
 //! | | |
 //! |---|---|
@@ -20,12 +20,12 @@
 //! | power loss | as its `appendfsync` says: with `everysec`, which is usual, the last second can be gone; without `appendonly` more. Replicas follow later, and a failover can lose what was acknowledged |
 //! | repeats | nothing is dropped: where an acknowledgement is lost, the entries of that request are added twice. Consumers tell repeats by the field `event-id` |
 //! | order | entries of one batch are added in their order |
-//! | at once | a batch in one request, or in several of about a megabyte each, one after another |
+//! | at once | a batch in one request, or in several of about a megabyte each, one after another. What is larger goes alone |
 //!
 //! | what happens | kind |
 //! |---|---|
 //! | no connection, or lost, or no answer in time; not authenticated; `LOADING`, `READONLY`, `MASTERDOWN`, `CLUSTERDOWN`, `TRYAGAIN`, `BUSY`, `MISCONF`, `NOREPLICAS`, `OOM` | outage |
-//! | `NOPERM`; `MOVED` and `ASK`, as clusters are not followed: connect to the node that has the stream; no stream of that name, if none is to be made; any other refusal | retryable |
+//! | `NOPERM`; `MOVED` and `ASK`, as clusters are not followed: connect to the node that has the stream; no stream of that name, if none is to be made; any other refusal; a body of more than a megabyte over which the server ends the connection, as it does when its `proto-max-bulk-len` is smaller | retryable |
 //! | `WRONGTYPE`: the key is no stream; a body that is too large | permanent |
 
 use std::fmt;
@@ -37,7 +37,7 @@ use ::redis::aio::MultiplexedConnection;
 use ::redis::{AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, RedisResult};
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
 use serde::Deserialize;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::address;
 use crate::breaker::Breaker;
@@ -49,6 +49,18 @@ use crate::publisher::{Message, PublishError, Publisher};
 
 /// About how many bytes one request has: few enough to be answered in time.
 const REQUEST: usize = 1 << 20;
+
+/// The largest field that every server takes: `proto-max-bulk-len` cannot be less.
+const EVERYWHERE: usize = 1 << 20;
+
+/// As many requests as have time in a batch, if they take as long as they may.
+const REQUESTS: u32 = 4;
+
+/// How much longer than its requests a batch may take as a whole.
+const LATE: Duration = Duration::from_secs(5);
+
+/// How long what a batch had no time for is put off.
+const SOON: Duration = Duration::from_secs(1);
 
 /// How to reach Redis, and how to add to streams there.
 #[derive(Clone, Deserialize)]
@@ -163,6 +175,10 @@ impl RedisOptions {
             settings = settings.set_password(password);
         }
         info = info.set_redis_settings(settings);
+        if self.ca_file.is_some() && !matches!(info.addr(), ::redis::ConnectionAddr::TcpTls { .. }) {
+            let shown = address::shown(&self.url);
+            return Err(format!("ca_file is for TLS, and {shown} is without; write rediss:// (feature redis-tls)"));
+        }
         self.open(info)
     }
 
@@ -231,7 +247,15 @@ impl Redis {
 
     /// Events go to the stream that the template makes of each: the name of its key.
     pub fn stream(&self, template: &str) -> Destination<Self> {
-        Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template)
+        let RedisOptions { connect_timeout, ack_timeout, .. } = &self.0.options;
+        // One more that has begun in time, and whether the server is still there.
+        let limit = self.longest() + *ack_timeout + *connect_timeout + *ack_timeout + LATE;
+        Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template).time_limit(limit)
+    }
+
+    /// Until when requests of a batch are begun.
+    fn longest(&self) -> Duration {
+        self.0.options.connect_timeout + self.0.options.ack_timeout * REQUESTS
     }
 
     /// The breaker of the connection.
@@ -285,13 +309,26 @@ impl Redis {
             }
             Err(error) => {
                 self.0.connection.leave(&connection).await;
+                if let [message] = messages
+                    && is_large(message)
+                    && !error.is_timeout()
+                    && self.check().await.is_ok()
+                {
+                    return vec![Err(PublishError::retryable(format!(
+                        "{} ended the connection over a body of {} bytes; raise its proto-max-bulk-len, or send less",
+                        self.shown(),
+                        message.body.len()
+                    )))];
+                }
                 let reason = format!("{} did not acknowledge: {error}", self.shown());
                 return all(&PublishError::outage(reason));
             }
         };
+        // Behind this the server hangs up.
+        let hangs_up = answers.iter().any(|answer| answer.as_ref().is_err_and(is_of_the_protocol));
         let results: Vec<_> = messages.iter().zip(answers).map(|(message, answer)| judged(message, answer)).collect();
         // Behind the same address may be another server by now.
-        if results.iter().any(|result| result.as_ref().is_err_and(PublishError::is_outage)) {
+        if hangs_up || results.iter().any(|result| result.as_ref().is_err_and(PublishError::is_outage)) {
             self.0.connection.leave(&connection).await;
         }
         results
@@ -324,6 +361,8 @@ impl Publisher for Redis {
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        let _under_way = self.0.connection.under_way().await;
+        let until = Instant::now() + self.longest();
         let limit = self.0.options.max_payload;
         let too_large = |message: &Message| {
             let bytes = message.body.len();
@@ -348,6 +387,11 @@ impl Publisher for Redis {
                 Some(Err(error)) if error.is_outage() => {
                     let behind: Vec<_> = error.of_each(request.len()).collect();
                     sent.extend(behind);
+                }
+                Some(_) if Instant::now() >= until => {
+                    let late =
+                        || PublishError::deferred("Redis took the time of the whole batch for others of it", SOON);
+                    sent.extend(request.iter().map(|_| Err(late())));
                 }
                 _ => sent.extend(self.request(request).await),
             }
@@ -383,6 +427,11 @@ impl fmt::Debug for Redis {
     }
 }
 
+/// Whether the server could not read what it was sent.
+fn is_of_the_protocol(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.starts_with("Protocol error"))
+}
+
 /// What the server said, in its own words.
 fn said(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
@@ -391,14 +440,20 @@ fn said(error: &RedisError) -> String {
     }
 }
 
+/// Whether a server may end the connection over it, so that it goes alone.
+fn is_large(message: &Message) -> bool {
+    message.body.len() > EVERYWHERE || message.headers.iter().any(|(_, value)| value.len() > EVERYWHERE)
+}
+
 /// Cuts a batch into requests of about [`REQUEST`] bytes.
 fn requests(messages: &[Message]) -> impl Iterator<Item = &[Message]> {
     let mut rest = messages;
     std::iter::from_fn(move || {
         let mut bytes = 0;
         let before = |message: &&Message| {
-            let fits = bytes < REQUEST;
-            bytes += message.body.len() + 256;
+            let alone = is_large(message);
+            let fits = bytes == 0 || (bytes < REQUEST && !alone);
+            bytes += if alone { REQUEST } else { message.body.len() + 256 };
             fits
         };
         let (request, behind) = rest.split_at(rest.iter().take_while(before).count());
@@ -429,6 +484,9 @@ fn judged(message: &Message, answer: RedisResult<Option<String>>) -> Result<(), 
         Some("MOVED" | "ASK") => {
             PublishError::retryable(format!("{text}; clusters are not followed: connect to the node that has it"))
         }
+        _ if is_of_the_protocol(&error) => {
+            PublishError::retryable(format!("{text}; raise its proto-max-bulk-len, or send less"))
+        }
         _ if error.is_io_error() || error.kind() == ErrorKind::AuthenticationFailed => PublishError::outage(text),
         _ => PublishError::retryable(text),
     })
@@ -456,6 +514,7 @@ mod tests {
         assert_eq!(sizes(&[10; 500]), [500]);
         assert_eq!(sizes(&[REQUEST; 3]), [1, 1, 1]);
         assert_eq!(sizes(&[REQUEST / 2, REQUEST / 2, 10, 10]), [2, 2]);
+        assert_eq!(sizes(&[10, 10, EVERYWHERE + 1, 10, EVERYWHERE + 1, EVERYWHERE + 1]), [2, 1, 1, 1, 1]);
     }
 
     /// What a server writes, and what it makes of a message.

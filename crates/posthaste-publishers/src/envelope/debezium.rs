@@ -15,9 +15,9 @@ use super::{Binding, EnvelopeError, Wrapped, with_payload};
 /// | value: the payload | the same, byte for byte |
 /// | `table.fields.additional.placement=type:header:eventType` | [`event_type_header("eventType")`](Self::event_type_header) |
 ///
-/// That is all that Debezium says of an event, so the tenant, the time and the headers of the event are not sent. What is
-/// beyond it is the content type, which a publisher sends where its protocol has a place for it. Debezium takes the name of the topic
-/// from the aggregate type as it is written, capitals included.
+/// That is all that Debezium says of an event, so the tenant, the time and the headers of the event are not sent, nor is the
+/// content type on Kafka. Elsewhere a publisher sends that where its protocol has a place for it. Debezium takes the name of the
+/// topic from the aggregate type as it is written, capitals included.
 ///
 /// ```
 /// use posthaste_publishers::{Debezium, Envelope};
@@ -69,6 +69,10 @@ impl Debezium {
         if let Some(name) = &self.event_type_header {
             headers.extend(binding.header(name, event.event_type()));
         }
-        with_payload(binding, event, headers)
+        let wrapped = with_payload(binding, event, headers);
+        match binding {
+            Binding::Kafka => Wrapped { content_type: "".into(), ..wrapped },
+            _ => wrapped,
+        }
     }
 }

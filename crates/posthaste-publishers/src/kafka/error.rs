@@ -38,6 +38,19 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// What librdkafka refused, without the value: it may be a secret under a name with a slip in it.
+    pub(super) fn client(error: KafkaError) -> Self {
+        Self::Client(match error {
+            KafkaError::ClientConfig(result, description, key, value) => {
+                let description = if value.is_empty() { description } else { description.replace(&value, "…") };
+                KafkaError::ClientConfig(result, description, key, "…".to_owned())
+            }
+            other => other,
+        })
+    }
+}
+
 /// What kind of failure a report is.
 pub(super) fn kind(code: RDKafkaErrorCode) -> PublishErrorKind {
     use RDKafkaErrorCode::*;
@@ -93,11 +106,35 @@ pub(super) fn kind(code: RDKafkaErrorCode) -> PublishErrorKind {
     }
 }
 
+/// Whether it may be the topic that is away, or one of its partitions, and not Kafka.
+pub(super) fn may_be_the_topic(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode::*;
+    matches!(
+        code,
+        ISRInsufficient
+            | KafkaStorageError
+            | LeaderNotAvailable
+            | MessageTimedOut
+            | NotEnoughReplicas
+            | NotEnoughReplicasAfterAppend
+            | NotLeaderForPartition
+            | OperationTimedOut
+            | ReplicaNotAvailable
+            | RequestTimedOut
+            | TimedOutQueue
+    )
+}
+
 /// Whether a broker may have refused a message for what others in the same request are like.
 pub(super) fn may_be_the_fault_of_others(refusal: Refusal) -> bool {
     use RDKafkaErrorCode::*;
     let refused_together = [InvalidDifferentRecord, InvalidRecord, MessageBatchTooLarge, MessageSizeTooLarge];
     !refusal.at_once && refused_together.contains(&refusal.code)
+}
+
+/// Whether it was the size of a request.
+pub(super) fn is_about_size(code: RDKafkaErrorCode) -> bool {
+    matches!(code, RDKafkaErrorCode::MessageBatchTooLarge | RDKafkaErrorCode::MessageSizeTooLarge)
 }
 
 /// Whether a producer that said this should not go on.

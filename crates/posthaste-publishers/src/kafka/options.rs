@@ -317,11 +317,13 @@ fn refusal(property: &str) -> Option<&'static str> {
         | "max.in.flight.requests.per.connection"
         | "retries"
         | "message.send.max.retries"
+        | "partitioner"
         | "queuing.strategy" => "the order within a key, and none twice by a repeat of the client, hang on it",
         "message.timeout.ms" | "delivery.timeout.ms" => "set the option delivery_timeout instead",
         "message.max.bytes" => "set the option max_message_bytes instead",
         "bootstrap.servers" | "metadata.broker.list" => "set the option brokers instead",
         "transactional.id" => "a producer of transactions shows nothing to readers before it commits",
+        "enable.gapless.guarantee" => "one message that is refused would stop all others",
         "delivery.report.only.error" => "every message needs its report",
         "log.queue" => "it is set by the client",
         _ => return None,
@@ -474,9 +476,15 @@ mod tests {
         let options = KafkaOptions::new("127.0.0.1:9092").property("linger.ms", "7").property("client.id", "shop");
         assert_eq!(set(&options, "linger.ms").as_deref(), Some("7"));
         assert_eq!(set(&options, "client.id").as_deref(), Some("shop"));
-        for property in
-            ["acks", "enable.idempotence", "retries", "message.timeout.ms", "transactional.id", "queuing.strategy"]
-        {
+        for property in [
+            "acks",
+            "enable.idempotence",
+            "retries",
+            "message.timeout.ms",
+            "partitioner",
+            "transactional.id",
+            "queuing.strategy",
+        ] {
             let refused = options.clone().property(property, "1").config().unwrap_err().to_string();
             assert!(refused.contains(property), "{refused}");
         }

@@ -1,14 +1,15 @@
 //! The producer of librdkafka, and the reports of a batch that it was given.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use rdkafka::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, ProducerContext, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
+use rdkafka::{ClientConfig, ClientContext};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
@@ -32,18 +33,56 @@ pub(super) struct Refusal {
     pub(super) at_once: bool,
 }
 
-pub(super) type Producer = ThreadedProducer<Reports>;
+/// A producer of librdkafka. Clones share it, and nobody waits for its end: that takes a while.
+#[derive(Clone)]
+pub(super) struct Producer(Arc<Ending>);
 
-/// Hands the messages over in their order, all of them, and waits for what becomes of each. Where the queue is full
+struct Ending(Option<ThreadedProducer<Reports>>);
+
+impl Producer {
+    pub(super) fn new(config: &ClientConfig) -> Result<Self, KafkaError> {
+        let inner = ThreadedProducer::from_config_and_context(config, Reports::default())?;
+        Ok(Self(Arc::new(Ending(Some(inner)))))
+    }
+
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// What was last wrong with it, as far as that is not longer ago.
+    pub(super) fn trouble(&self, within: Duration) -> Option<String> {
+        match self.client().fatal_error() {
+            Some((code, fatal)) => Some(format!("{code}: {fatal}")),
+            None => self.client().context().trouble(within),
+        }
+    }
+}
+
+impl Deref for Producer {
+    type Target = ThreadedProducer<Reports>;
+
+    fn deref(&self) -> &Self::Target {
+        self.0.0.as_ref().expect("it is there until it ends")
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let inner = self.0.take();
+        // Without a thread it ends here: what it has to be dropped for is dropped with what failed.
+        let _ = std::thread::Builder::new().name("kafka-end".to_owned()).spawn(move || drop(inner));
+    }
+}
+
+/// Hands the messages over in their order, each to its producer, and waits for what becomes of each. Where the queue is full
 /// until `full_until`, that is the report; where there is no report at `until`, there is none.
 pub(super) async fn deliver(
-    producer: &Producer,
-    messages: &[&Message],
+    messages: &[(Producer, &Message)],
     full_until: Instant,
     until: Instant,
 ) -> Vec<Option<Report>> {
     let batch = Arc::new(Batch::of(messages.len()));
-    for (index, message) in messages.iter().enumerate() {
+    for (index, (producer, message)) in messages.iter().enumerate() {
         let mut record = record(message, Box::new(Ticket { batch: Arc::clone(&batch), index }));
         while let Err((error, refused)) = producer.send(record) {
             let code = error.rdkafka_error_code();
@@ -62,7 +101,7 @@ pub(super) async fn deliver(
 
 fn record(message: &Message, ticket: Box<Ticket>) -> BaseRecord<'_, str, [u8], Box<Ticket>> {
     let mut headers = OwnedHeaders::new_with_capacity(message.headers.len() + 1);
-    if !message.headers.iter().any(|(name, _)| name == CONTENT_TYPE) {
+    if !message.content_type.is_empty() && !message.headers.iter().any(|(name, _)| name == CONTENT_TYPE) {
         headers = headers.insert(Header { key: CONTENT_TYPE, value: Some(message.content_type.as_ref()) });
     }
     for (name, value) in &message.headers {
@@ -121,7 +160,7 @@ pub(super) struct Reports {
 
 impl Reports {
     /// What was last wrong with a connection, if that is not longer ago.
-    pub(super) fn trouble(&self, within: Duration) -> Option<String> {
+    fn trouble(&self, within: Duration) -> Option<String> {
         let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         trouble.as_ref().filter(|(at, _)| at.elapsed() <= within).map(|(_, what)| what.clone())
     }

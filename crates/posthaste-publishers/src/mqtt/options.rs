@@ -138,6 +138,11 @@ impl MqttOptions {
 
     /// What their client has to know, if the options go together.
     pub(super) fn client_options(&self) -> Result<rumqttc::MqttOptions, String> {
+        if self.require_subscriber && self.exactly_once {
+            let reason =
+                "require_subscriber goes with quality of service 1 only: with 2 the client does not hear of it";
+            return Err(reason.to_owned());
+        }
         let shown = address::shown(&self.url);
         let (rest, port) = match self.url.split_once("://") {
             Some(("mqtt" | "tcp", rest)) => (rest, 1883),

@@ -18,7 +18,7 @@ use crate::address;
 use crate::publisher::PublishError;
 
 /// How long a server has to say that it is there.
-const CHECK: Duration = Duration::from_secs(2);
+pub(super) const CHECK: Duration = Duration::from_secs(2);
 
 /// How many words of the server wait for batches that are under way.
 const NEWS: usize = 1024;
@@ -75,6 +75,9 @@ impl Connection {
                     ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
                         "; the server does not know the user, token or key, or its password is another"
                     }
+                    ConnectErrorKind::Io | ConnectErrorKind::Tls if options.demands_tls() => {
+                        "; there are files for TLS, so the server has to speak it"
+                    }
                     _ => "",
                 };
                 return Err(PublishError::outage(format!("cannot connect to {shown}: {error}{hint}")));
@@ -101,27 +104,52 @@ impl Connection {
 
     /// Asks whether JetStream is there and works.
     pub(super) async fn check(&self, options: &NatsOptions) -> Result<(), PublishError> {
+        let subject = match &options.expected_stream {
+            None => "$JS.API.INFO".to_owned(),
+            Some(stream) => format!("$JS.API.STREAM.INFO.{stream}"),
+        };
+        match self.ask(options, subject, Bytes::new()).await.map_err(PublishError::outage)? {
+            Some(answer) => understood(&answer, options).map_err(PublishError::outage),
+            // Who may not ask may publish all the same; the server is there.
+            None => Ok(()),
+        }
+    }
+
+    /// Whether there is a stream for the subject, whether it answers or not. Without the right to ask, it seems there is none.
+    pub(super) async fn has_stream(&self, options: &NatsOptions, subject: &str) -> Result<bool, PublishError> {
+        let wanted = serde_json::json!({ "subject": subject }).to_string();
+        let answer = self.ask(options, "$JS.API.STREAM.NAMES".to_owned(), wanted.into()).await;
+        let Some(answer) = answer.map_err(PublishError::outage)? else { return Ok(false) };
+        match (&answer["error"], answer["streams"].as_array()) {
+            (serde_json::Value::Null, streams) => Ok(streams.is_some_and(|streams| !streams.is_empty())),
+            (error, _) => Err(PublishError::outage(format!("JetStream is not ready: {}", error["description"]))),
+        }
+    }
+
+    /// What JetStream answers to a question, if we may ask it.
+    async fn ask(
+        &self,
+        options: &NatsOptions,
+        subject: String,
+        question: Bytes,
+    ) -> Result<Option<serde_json::Value>, String> {
         let (mut news, shown) = (self.news.subscribe(), address::shown(&options.url));
         let asking = async {
             // Their types for the answers know newer servers only.
-            let subject = match &options.expected_stream {
-                None => "$JS.API.INFO".to_owned(),
-                Some(stream) => format!("$JS.API.STREAM.INFO.{stream}"),
-            };
-            let answer = self.jetstream.client().request(subject, Bytes::new()).await;
+            let answer = self.jetstream.client().request(subject, question).await;
             let answer = answer.map_err(|error| match error.kind() {
                 RequestErrorKind::NoResponders => {
                     format!("JetStream is not enabled at {shown}; start the server with -js")
                 }
                 _ => format!("JetStream does not answer at {shown}: {error}"),
             })?;
-            understood(&answer.payload, options)
+            let read = serde_json::from_slice(&answer.payload);
+            read.map(Some).map_err(|error| format!("{shown} answers something else than JetStream does: {error}"))
         };
         let word = async {
             loop {
                 match news.recv().await {
-                    // Who may not ask may publish all the same; the server is there.
-                    Ok(News::Denied(subject)) if subject.starts_with("$JS.API.") => return Ok(()),
+                    Ok(News::Denied(subject)) if subject.starts_with("$JS.API.") => return Ok(None),
                     Ok(News::Denied(_)) | Err(broadcast::error::RecvError::Lagged(_)) => {}
                     Ok(News::Lost) | Err(broadcast::error::RecvError::Closed) => {
                         return Err(format!("the connection to {shown} is lost"));
@@ -135,18 +163,14 @@ impl Connection {
                 word = word => word,
             }
         };
-        timeout(CHECK, answered)
-            .await
-            .unwrap_or_else(|_| Err(format!("no answer from JetStream at {shown} within {CHECK:?}")))
-            .map_err(PublishError::outage)
+        let late = |_| Err(format!("no answer from JetStream at {shown} within {CHECK:?}"));
+        timeout(CHECK, answered).await.unwrap_or_else(late)
     }
 }
 
 /// Whether an answer is that of a JetStream that works.
-fn understood(answer: &[u8], options: &NatsOptions) -> Result<(), String> {
+fn understood(answer: &serde_json::Value, options: &NatsOptions) -> Result<(), String> {
     let shown = address::shown(&options.url);
-    let answer: serde_json::Value = serde_json::from_slice(answer)
-        .map_err(|error| format!("{shown} answers something else than JetStream does: {error}"))?;
     match (&answer["error"], &options.expected_stream) {
         (serde_json::Value::Null, _) => Ok(()),
         (error, Some(stream)) if error["err_code"] == ErrorCode::STREAM_NOT_FOUND.0 => {

@@ -11,12 +11,15 @@ pub(super) enum Trouble {
     Told(PublishError),
     /// Nobody said anything.
     Silence,
+    /// Nobody listens to the subject now: there is no stream, or it has no leader.
+    Nobody,
 }
 
 /// What kind of refusal it was.
 pub(super) fn refused(subject: &str, error: &context::PublishError) -> Trouble {
     Trouble::Told(match error.kind() {
         Refusal::TimedOut => return Trouble::Silence,
+        Refusal::StreamNotFound => return Trouble::Nobody,
         kind => told(subject, kind, error),
     })
 }
@@ -24,9 +27,6 @@ pub(super) fn refused(subject: &str, error: &context::PublishError) -> Trouble {
 fn told(subject: &str, kind: Refusal, error: &context::PublishError) -> PublishError {
     let said = std::error::Error::source(error).and_then(|source| source.downcast_ref::<jetstream::Error>());
     match (kind, said) {
-        (Refusal::StreamNotFound, _) => PublishError::retryable(format!(
-            "no stream of JetStream listens to the subject {subject:?}; make one that does, or change the subject"
-        )),
         (Refusal::MaxPayloadExceeded, _) => PublishError::permanent(format!(
             "{error}; raise max_payload of the server, or send less and redrive the event"
         )),
@@ -49,6 +49,12 @@ fn told(subject: &str, kind: Refusal, error: &context::PublishError) -> PublishE
         }
         _ => PublishError::retryable(format!("publishing to {subject:?} failed: {error}")),
     }
+}
+
+pub(super) fn no_stream(subject: &str) -> PublishError {
+    PublishError::retryable(format!(
+        "no stream of JetStream listens to the subject {subject:?}; make one that does, or change the subject"
+    ))
 }
 
 pub(super) fn lost() -> PublishError {

@@ -105,7 +105,7 @@ impl NatsOptions {
         self
     }
 
-    /// Sets the files of a certificate to show to the server, and of its key.
+    /// Sets the files of a certificate to show to the server, and of its key. The connection has to be encrypted then.
     #[must_use]
     pub fn client_certificate(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         (self.certificate_file, self.key_file) = (Some(certificate.into()), Some(key.into()));
@@ -162,6 +162,11 @@ impl NatsOptions {
         self.url.split(',').map(server).collect()
     }
 
+    /// Whether there is something that would be of no use without TLS.
+    pub(super) fn demands_tls(&self) -> bool {
+        self.ca_file.is_some() || self.certificate_file.is_some()
+    }
+
     pub(super) async fn connect_options(&self) -> Result<ConnectOptions, String> {
         let mut options = ConnectOptions::new().name(&self.name).connection_timeout(self.connect_timeout);
         if let Some(user) = &self.user {
@@ -185,7 +190,8 @@ impl NatsOptions {
             options = options.add_root_certificates(path.clone()).require_tls(true);
         }
         if let (Some(certificate), Some(key)) = (&self.certificate_file, &self.key_file) {
-            options = options.add_client_certificate(certificate.clone(), key.clone());
+            // Without TLS nobody would ask for it.
+            options = options.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
         }
         Ok(options)
     }

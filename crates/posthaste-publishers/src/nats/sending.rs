@@ -20,6 +20,8 @@ pub(super) fn prepared(message: &Message, expected_stream: Option<&str>) -> Resu
     if !is_subject(&message.to) {
         return Err(no_subject(&message.to));
     }
+    // A stream may have several of the subjects that an event goes to: it is a repeat only if the subject is the same.
+    let id = format!("{}/{}", message.id, message.to);
     let mut headers = HeaderMap::new();
     for (name, value) in &message.headers {
         let parsed = HeaderName::from_str(name).ok().filter(|_| !name.is_empty()).ok_or_else(|| {
@@ -30,7 +32,7 @@ pub(super) fn prepared(message: &Message, expected_stream: Option<&str>) -> Resu
         headers.insert(parsed, header_value(name, value)?);
     }
     headers.insert("content-type", header_value("content-type", &message.content_type)?);
-    headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", message.id.as_str())?);
+    headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", &id)?);
     if let Some(stream) = expected_stream {
         headers.insert(NATS_EXPECTED_STREAM, header_value("Nats-Expected-Stream", stream)?);
     }
@@ -144,6 +146,12 @@ impl Watch {
     }
 }
 
+/// The longest subject, which leaves room in a line of 4096 bytes: a server ends the connection over more.
+const LONGEST: usize = 1024;
+
+/// What begins with these words is an order to the server, or an answer to somebody.
+const OF_THE_SERVER: [&str; 3] = ["$JS", "$SYS", "_INBOX"];
+
 pub(super) fn is_subject(text: &str) -> bool {
     let word = |word: &str| {
         !word.is_empty()
@@ -151,12 +159,15 @@ pub(super) fn is_subject(text: &str) -> bool {
             && word != ">"
             && !word.contains(|sign: char| sign.is_whitespace() || sign.is_control())
     };
-    text.split('.').all(word)
+    let first = text.split('.').next().unwrap_or_default();
+    text.len() <= LONGEST && !OF_THE_SERVER.contains(&first) && text.split('.').all(word)
 }
 
 pub(super) fn no_subject(text: &str) -> PublishError {
     PublishError::permanent(format!(
-        "{text:?} is no subject of NATS to publish to: words between dots, without spaces and wildcards"
+        "{text:?} is no subject of NATS to publish to: words between dots, without spaces and wildcards, {LONGEST} bytes at \
+         most, and not the server's own ({})",
+        OF_THE_SERVER.join(", ")
     ))
 }
 
@@ -171,10 +182,27 @@ mod tests {
 
     #[test]
     fn subjects_are_words_between_dots() {
-        for good in ["orders", "shop.Order.OrderPlaced", "a.b*c", "bestellung.größe", "$x"] {
+        for good in
+            ["orders", "shop.Order.OrderPlaced", "a.b*c", "bestellung.größe", "$x", "$KV.a", "a.$JS", &"x".repeat(1024)]
+        {
             assert!(is_subject(good), "{good}");
         }
-        for bad in ["", ".", "a.", ".a", "a..b", "a b", "a.*", "a.>", "a\tb", "a\r\nPUB b 0"] {
+        for bad in [
+            "",
+            ".",
+            "a.",
+            ".a",
+            "a..b",
+            "a b",
+            "a.*",
+            "a.>",
+            "a\tb",
+            "a\r\nPUB b 0",
+            "$JS.API",
+            "$SYS",
+            "_INBOX.a",
+            &"x".repeat(1025),
+        ] {
             assert!(!is_subject(bad), "{bad:?}");
         }
     }

@@ -58,6 +58,12 @@ impl Link {
         if address.scheme == AMQPScheme::AMQPS && !cfg!(feature = "rabbitmq-tls") {
             return Err(PublishError::permanent("amqps:// needs the feature `rabbitmq-tls`"));
         }
+        if address.scheme == AMQPScheme::AMQP && options.ca_file.is_some() {
+            return Err(PublishError::permanent("ca_file is for TLS, and the address is without; write amqps://"));
+        }
+        if options.app_id.as_ref().is_some_and(|id| ShortString::try_new(id.as_str()).is_err()) {
+            return Err(PublishError::permanent("app_id has more than 255 bytes, which AMQP has no room for"));
+        }
         let seconds = options.heartbeat.as_secs().clamp(1, 3600);
         address.query.heartbeat.get_or_insert(u16::try_from(seconds).unwrap_or(u16::MAX));
         Ok(Self { options, address, state: sync::Mutex::new(State::Apart(None)) })

@@ -10,17 +10,32 @@ use lapin::options::BasicPublishOptions;
 use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable, ShortString, ShortStringError};
 use lapin::{BasicProperties, Channel, Confirmation, ErrorKind, PublisherConfirm};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::link::{Line, Link};
 use super::options::RabbitOptions;
 use super::{NO_EXCHANGE, SEPARATOR};
+use crate::pauses::Pauses;
 use crate::publisher::{Message, PublishError};
+
+/// How long the broker has to answer a question when it has not confirmed something.
+pub(super) const ANSWER: Duration = Duration::from_secs(2);
+
+/// How long what a batch had no time for is put off.
+const SOON: Duration = Duration::from_secs(1);
 
 /// How often a wait looks whether the broker has stopped taking anything.
 const LOOK: Duration = Duration::from_millis(100);
 
 const BLOCKED: &str = "RabbitMQ takes no messages now, for lack of memory or disk (connection blocked)";
+
+/// Whom letters are sent to, and how long it may take.
+pub(super) struct Broker<'a> {
+    pub(super) link: &'a Link,
+    pub(super) options: &'a RabbitOptions,
+    pub(super) pauses: &'a Pauses,
+    pub(super) until: Instant,
+}
 
 /// A message as it is sent.
 pub(super) struct Letter {
@@ -69,6 +84,31 @@ impl Letter {
     }
 }
 
+impl Letter {
+    /// The letter, unless where it goes is left alone now.
+    pub(super) fn put_off(self, pauses: &Pauses) -> Result<Self, PublishError> {
+        if pauses.is_empty() {
+            return Ok(self);
+        }
+        match pauses.left(self.exchange.as_str()).or_else(|| pauses.left(&self.address())) {
+            Some(left) => Err(PublishError::deferred(self.not_confirmed(), left)),
+            None => Ok(self),
+        }
+    }
+
+    fn address(&self) -> String {
+        format!("{}{SEPARATOR}{}", self.exchange.as_str(), self.routing_key.as_str())
+    }
+
+    fn not_confirmed(&self) -> String {
+        format!(
+            "RabbitMQ is there and confirms nothing for the exchange {:?} and the routing key {:?}; is a queue away?",
+            self.exchange.as_str(),
+            self.routing_key.as_str(),
+        )
+    }
+}
+
 /// What became of a letter.
 type Fate = Result<(), PublishError>;
 
@@ -76,26 +116,45 @@ type Fate = Result<(), PublishError>;
 ///
 /// Where one of them makes the broker close the channel, those that had no answer yet are sent again on another: one alone, then
 /// twice as many each time. So the one to blame is found, in order, and nobody is blamed for it or taken for delivered.
-pub(super) async fn send(
-    link: &Link,
-    options: &RabbitOptions,
-    mut open: Vec<Letter>,
-    mut tell: impl FnMut(usize, Fate),
-) {
-    let mut window = usize::MAX;
+pub(super) async fn send(broker: &Broker<'_>, mut open: Vec<Letter>, mut tell: impl FnMut(usize, Fate)) {
+    let (mut window, mut heard) = (usize::MAX, false);
     while !open.is_empty() {
+        if heard && Instant::now() >= broker.until {
+            let late = |letter: Letter| {
+                let reason = "RabbitMQ took the time of the whole batch for others of it";
+                tell(letter.place, Err(PublishError::deferred(reason, SOON)));
+            };
+            return open.into_iter().for_each(late);
+        }
         let many = window.min(open.len());
-        let (fates, end) = together(link, options, &open[..many]).await;
+        let (fates, end) = together(broker, &open[..many]).await;
         let (mut fates, before) = (fates.into_iter(), open.len());
         open.retain(|letter| match fates.next().flatten() {
             Some(fate) => {
+                if fate.is_ok() && !broker.pauses.is_empty() {
+                    broker.pauses.there(letter.exchange.as_str());
+                    broker.pauses.there(&letter.address());
+                }
                 tell(letter.place, fate);
+                heard = true;
                 false
             }
             None => true,
         });
         match end {
             End::Answered => window = many.saturating_mul(2),
+            End::Silent { speaking } => {
+                let silent = many - (before - open.len());
+                for letter in open.drain(..silent) {
+                    let exchange = letter.exchange.as_str();
+                    let pause = match exchange == NO_EXCHANGE || speaking.contains(&letter.exchange) {
+                        true => broker.pauses.away(&letter.address()),
+                        false => broker.pauses.away(exchange),
+                    };
+                    tell(letter.place, Err(PublishError::deferred(letter.not_confirmed(), pause)));
+                }
+                window = many.saturating_mul(2);
+            }
             End::Refused(error) if many == 1 && open.len() == before => {
                 let culprit = open.remove(0);
                 let also = |letter: &Letter| same_reason(&error, &culprit, letter);
@@ -103,8 +162,9 @@ pub(super) async fn send(
                     tell(letter.place, Err(refusal(&error)));
                 }
                 open.retain(|letter| !also(letter));
+                heard = true;
             }
-            End::Refused(_) => window = 1,
+            End::Refused(_) => (window, heard) = (1, true),
             End::Away(reason) => {
                 open.drain(..).for_each(|letter| tell(letter.place, Err(PublishError::outage(reason.clone()))));
             }
@@ -116,6 +176,8 @@ pub(super) async fn send(
 enum End {
     /// With an answer for each.
     Answered,
+    /// The broker answers, but not all of them. Others of these exchanges were confirmed.
+    Silent { speaking: Vec<ShortString> },
     /// The broker closed the channel, because of one of them.
     Refused(AMQPError),
     /// The broker is not there, or takes nothing.
@@ -146,16 +208,18 @@ fn refusal(error: &AMQPError) -> PublishError {
 }
 
 /// Sends letters on one channel, all at once. What has no fate is open.
-async fn together(link: &Link, options: &RabbitOptions, letters: &[Letter]) -> (Vec<Option<Fate>>, End) {
+async fn together(broker: &Broker<'_>, letters: &[Letter]) -> (Vec<Option<Fate>>, End) {
+    let Broker { link, options, until, .. } = broker;
     let away = |reason: String| (Vec::new(), End::Away(reason));
-    let line = match link.line().await {
-        Ok(line) => line,
-        Err(error) => return away(error.to_string()),
+    let line = match timeout_at(*until, link.line()).await {
+        Ok(Ok(line)) => line,
+        Ok(Err(error)) => return away(error.to_string()),
+        Err(_) => return away("RabbitMQ did not answer in time".to_owned()),
     };
     if line.is_blocked() {
         return away(BLOCKED.to_owned());
     }
-    let channel = match answer(&line, options, line.channel()).await {
+    let channel = match answer(&line, broker.patience(), line.channel()).await {
         Ok(Ok(channel)) => channel,
         Ok(Err(error)) => {
             link.lost(&line).await;
@@ -173,10 +237,10 @@ async fn together(link: &Link, options: &RabbitOptions, letters: &[Letter]) -> (
     for publish in under_way {
         answers.push(match publish {
             None => Answer::TooLarge,
-            Some(_) if silence.is_some() => Answer::Open,
-            Some(publish) => match answer(&line, options, publish.confirmation()).await {
-                Ok(Ok(confirmation)) => Answer::of(confirmation),
-                Ok(Err(error)) => Answer::Error(error),
+            // That one is silent does not mean that the others are: what has come is heard.
+            Some(publish) if silence.is_some() => publish.heard(),
+            Some(publish) => match answer(&line, broker.patience(), publish.confirmation()).await {
+                Ok(confirmation) => Answer::of(confirmation),
                 Err(said) => {
                     silence = Some(said);
                     Answer::Open
@@ -184,14 +248,11 @@ async fn together(link: &Link, options: &RabbitOptions, letters: &[Letter]) -> (
             },
         });
     }
+    let confirmed = letters.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Answer::Confirmed { .. }));
+    let speaking = confirmed.map(|(letter, _)| letter.exchange.clone()).collect();
     let (fates, error) = judge(letters, answers);
     let end = match (silence, error) {
-        (Some(silence), _) => End::Away(silence.end(link, &line).await),
-        (None, None) => {
-            line.keep(channel);
-            End::Answered
-        }
-        (None, Some(error)) => match error.kind() {
+        (_, Some(error)) => match error.kind() {
             ErrorKind::ProtocolError(refused) if matches!(refused.kind(), AMQPErrorKind::Soft(_)) => {
                 End::Refused(refused.clone())
             }
@@ -200,20 +261,34 @@ async fn together(link: &Link, options: &RabbitOptions, letters: &[Letter]) -> (
                 End::Away(error.to_string())
             }
         },
+        (None, None) => {
+            line.keep(channel);
+            End::Answered
+        }
+        (Some(Silence::Lasting(_)), None) if matches!(answer(&line, ANSWER, line.ask()).await, Ok(Ok(()))) => {
+            End::Silent { speaking }
+        }
+        (Some(silence), None) => End::Away(silence.end(link, &line).await),
     };
     (fates, end)
 }
 
+impl Broker<'_> {
+    /// How long an answer is waited for.
+    fn patience(&self) -> Duration {
+        self.options.confirm_timeout.min(self.until.saturating_duration_since(Instant::now()))
+    }
+}
+
 /// Asks the broker something.
-pub(super) async fn check(link: &Link, options: &RabbitOptions) -> Fate {
-    let line = link.line().await?;
+pub(super) async fn check(broker: &Broker<'_>) -> Fate {
+    let line = broker.link.line().await?;
     if line.is_blocked() {
         return Err(PublishError::outage(BLOCKED));
     }
-    let asked = answer(&line, options, line.ask()).await;
-    match asked {
+    match answer(&line, broker.patience(), line.ask()).await {
         Ok(answer) => answer.map_err(PublishError::outage),
-        Err(silence) => Err(PublishError::outage(silence.end(link, &line).await)),
+        Err(silence) => Err(PublishError::outage(silence.end(broker.link, &line).await)),
     }
 }
 
@@ -236,7 +311,11 @@ struct Returned {
 }
 
 impl Answer {
-    fn of(confirmation: Confirmation) -> Self {
+    fn of(confirmation: lapin::Result<Confirmation>) -> Self {
+        let confirmation = match confirmation {
+            Ok(confirmation) => confirmation,
+            Err(error) => return Self::Error(error),
+        };
         let taken = confirmation.is_ack();
         let returned = confirmation.take_message().map(|message| Returned {
             id: message.delivery.properties.message_id().clone(),
@@ -307,6 +386,14 @@ impl<'a> Publish<'a> {
         }
     }
 
+    /// What has come of it until now.
+    fn heard(self) -> Answer {
+        match pin!(self.confirmation()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(confirmation) => Answer::of(confirmation),
+            Poll::Pending => Answer::Open,
+        }
+    }
+
     async fn confirmation(self) -> lapin::Result<Confirmation> {
         let written = match self {
             Self::Writing(publish) => publish.await,
@@ -336,17 +423,18 @@ impl Silence {
 }
 
 /// Waits for an answer, as long as one can be expected.
-async fn answer<T>(line: &Line, options: &RabbitOptions, of: impl Future<Output = T>) -> Result<T, Silence> {
+async fn answer<T>(line: &Line, limit: Duration, of: impl Future<Output = T>) -> Result<T, Silence> {
     let mut of = pin!(of);
-    let limit = options.confirm_timeout;
     let mut waited = Duration::ZERO;
-    while waited < limit {
+    loop {
         let step = LOOK.min(limit - waited);
         match timeout(step, of.as_mut()).await {
             Ok(answer) => return Ok(answer),
             Err(_) if line.is_blocked() => return Err(Silence::Blocked),
             Err(_) => waited += step,
         }
+        if waited >= limit {
+            return Err(Silence::Lasting(limit));
+        }
     }
-    Err(Silence::Lasting(limit))
 }

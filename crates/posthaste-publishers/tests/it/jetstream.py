@@ -14,7 +14,7 @@ import sys
 
 import nats
 from nats.js.api import StreamConfig
-from nats.js.errors import NotFoundError
+from nats.js.errors import BadRequestError, NotFoundError
 
 
 async def main(url, command, argument):
@@ -32,7 +32,16 @@ async def main(url, command, argument):
             await stream.delete_stream(json.loads(argument)["name"])
         except NotFoundError:
             pass
-        await stream.add_stream(StreamConfig.from_response(json.loads(argument)))
+        config = StreamConfig.from_response(json.loads(argument))
+        while True:
+            try:
+                await stream.add_stream(config)
+                break
+            except BadRequestError as error:
+                # A server of the cluster that the stream is to be on is not known yet.
+                if error.err_code != 10005:
+                    raise
+                await asyncio.sleep(0.2)
     elif command == "read":
         state = (await stream.stream_info(argument)).state
         for number in range(state.first_seq, state.last_seq + 1) if state.messages else []:

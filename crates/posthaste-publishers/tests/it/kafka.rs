@@ -13,7 +13,7 @@ use bytes::Bytes;
 use posthaste_core::store::{Counts, Filter, Page};
 use posthaste_core::{Event, EventId, MemoryStore, Options, Outbox};
 use posthaste_publishers::kafka::{Compression, Error, Kafka, KafkaOptions};
-use posthaste_publishers::{BreakerState, Message, PublishError, PublishErrorKind, Publisher};
+use posthaste_publishers::{BreakerState, Debezium, Envelope, Message, PublishError, PublishErrorKind, Publisher};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
@@ -165,6 +165,32 @@ async fn every_event_is_read_back_with_key_headers_and_body() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn as_of_debezium_there_is_nothing_beside_the_id() {
+    let broker = shared();
+    let topic = new_topic(&broker, 1).await;
+    let kafka = connect(&broker).await;
+    let as_of_debezium = |debezium| kafka.topic(&topic).envelope(Envelope::Debezium(debezium));
+    let outbox = Outbox::builder(MemoryStore::new())
+        .listen("Order", "*", as_of_debezium(Debezium::new()))
+        .listen("Bill", "*", as_of_debezium(Debezium::new().event_type_header("eventType")))
+        .start()
+        .await
+        .unwrap();
+    let event = |aggregate: &str| Event::builder("Placed").id(aggregate).aggregate(aggregate, 42).json_text("{}");
+    for aggregate in ["Order", "Bill"] {
+        write(&outbox, [event(aggregate).tenant_id("acme").header("region", "eu").build().unwrap()]).await;
+    }
+    until(&outbox, "all done", |counts| counts.done == 2).await;
+    let mut seen = read(&broker, &topic).await;
+    seen.sort_by_key(|message| message.headers.len());
+    let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    assert_eq!(seen[0].headers, [header("id", "Order")]);
+    assert_eq!(seen[1].headers, [header("id", "Bill"), header("eventType", "Placed")]);
+    assert!(seen.iter().all(|message| message.key.as_deref() == Some("42") && message.text() == "{}"));
+    outbox.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn order_within_keys_is_kept_with_several_batches_in_flight() {
     let broker = shared();
     let topic = new_topic(&broker, 4).await;
@@ -271,6 +297,15 @@ async fn a_name_that_is_none_is_permanent() {
     let kafka = connect(&broker).await;
     let results = kafka.publish(vec![message("with\0nul", "a", "0"), message(&topic, "a", "1")]).await;
     assert_eq!(kinds(&results), [Some(PublishErrorKind::Permanent), None]);
+    // Not only the first time.
+    for _ in 0..3 {
+        for name in ["with space", "grüße", "..", &"x".repeat(250)] {
+            let results = kafka.publish(vec![message(name, "a", "0")]).await;
+            assert_eq!(kinds(&results), [Some(PublishErrorKind::Permanent)], "{name}: {results:?}");
+            let reason = results[0].as_ref().unwrap_err().to_string();
+            assert!(reason.contains("is no name of a topic"), "{reason}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -393,6 +428,12 @@ async fn a_property_that_breaks_a_promise_and_one_that_is_unknown_are_refused() 
     assert!(matches!(&error, Error::Property { property, .. } if property == "acks"), "{error}");
     let error = Kafka::connect(KafkaOptions::new("127.0.0.1:1").property("lingerms", "1")).await.unwrap_err();
     assert!(matches!(&error, Error::Client(source) if source.to_string().contains("lingerms")), "{error:?}");
+    for (property, value) in [("sasl.pasword", "hunter2"), ("ssl.endpoint.identification.algorithm", "hunter2")] {
+        let error = Kafka::connect(KafkaOptions::new("127.0.0.1:1").property(property, value)).await.unwrap_err();
+        let shown = format!("{error:?}");
+        let text = format!("{shown} {:#}", anyhow::Error::from(error));
+        assert!(text.contains(property) && !text.contains(value), "{text}");
+    }
 }
 
 /// What follows is never said by the broker of the other tests.
@@ -407,12 +448,92 @@ async fn mocked(errors: &[RDKafkaRespErr]) -> (MockCluster<'static, DefaultProdu
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_too_large_kills_no_message_that_is_not() {
     let too_large = RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE;
-    // The request with all of them, and then one of the messages alone.
-    let (_mock, kafka) = mocked(&[too_large, RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR, too_large]).await;
+    // The request with all of them, whatever its size may be, and then one of the messages alone.
+    let fine = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR;
+    let (_mock, kafka) = mocked(&[too_large, too_large, too_large, too_large, fine, too_large]).await;
     let results = kafka.publish(numbered("orders", 1, 0..4)).await;
     assert_eq!(kinds(&results), [None, Some(PublishErrorKind::Permanent), None, None]);
     let reason = results[1].as_ref().unwrap_err().to_string();
     assert!(reason.contains("max.message.bytes"), "{reason}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_refused_together_while_it_is_closed_is_not_dead() {
+    let mock = MockCluster::new(1).unwrap();
+    mock.create_topic("orders", 1, 1).unwrap();
+    let slow = KafkaOptions::new(mock.bootstrap_servers()).property("linger.ms", "500");
+    let kafka = Kafka::connect(slow).await.unwrap();
+    mock.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE]);
+    let publishing = kafka.publish(numbered("orders", 1, 0..10));
+    let (results, ()) = futures_util::future::join(publishing, kafka.close()).await;
+    assert_eq!(kinds(&results), [Some(PublishErrorKind::Outage); 10]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_refused_together_does_not_go_alone_one_after_the_other() {
+    let (mock, kafka) = mocked(&[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE]).await;
+    mock.broker_round_trip_time(1, Duration::from_millis(50)).unwrap();
+    let begun_at = Instant::now();
+    assert_all_arrived(&kafka.publish(numbered("orders", 1, 0..500)).await);
+    assert!(begun_at.elapsed() < Duration::from_secs(10), "{:?}", begun_at.elapsed());
+    assert_all_arrived(&kafka.publish(numbered("orders", 1, 500..1_000)).await);
+    assert_once_and_in_order(&read(&mock.bootstrap_servers(), "orders").await, 1, 1_000);
+}
+
+/// A cluster in which one topic has no leader.
+async fn leaderless(timeout: Duration) -> (MockCluster<'static, DefaultProducerContext>, Kafka) {
+    let mock = MockCluster::new(1).unwrap();
+    mock.create_topic("orders", 1, 1).unwrap();
+    mock.create_topic("leaderless", 1, 1).unwrap();
+    mock.partition_leader("leaderless", 0, None).unwrap();
+    let options = KafkaOptions::new(mock.bootstrap_servers()).delivery_timeout(timeout);
+    let kafka = Kafka::connect(options).await.unwrap();
+    (mock, kafka)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_without_a_leader_puts_off_its_own_messages_and_no_others() {
+    let (mock, kafka) = leaderless(Duration::from_secs(4)).await;
+    let batch = vec![message("orders", "a", "0"), message("leaderless", "a", "1"), message("orders", "a", "2")];
+    assert_eq!(kinds(&kafka.publish(batch).await), [None, Some(PublishErrorKind::Deferred), None]);
+    // It is left alone for a while, and does not hold up the others.
+    let begun_at = Instant::now();
+    let batch = vec![message("leaderless", "a", "3"), message("orders", "a", "4")];
+    let results = kafka.publish(batch).await;
+    assert_eq!(kinds(&results), [Some(PublishErrorKind::Deferred), None]);
+    assert!(begun_at.elapsed() < Duration::from_secs(3), "{:?}", begun_at.elapsed());
+    mock.partition_leader("leaderless", 0, Some(1)).unwrap();
+    let give_up_at = Instant::now() + PATIENCE;
+    while kinds(&kafka.publish(vec![message("leaderless", "a", "5")]).await) != [None] {
+        assert!(Instant::now() < give_up_at, "it has a leader");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_without_a_leader_opens_no_breaker_and_uses_up_no_attempt() {
+    let (mock, kafka) = leaderless(Duration::from_secs(1)).await;
+    let outbox = Outbox::builder(MemoryStore::new())
+        .listen("Order", "*", kafka.topic("orders"))
+        .listen("Bill", "*", kafka.topic("leaderless"))
+        .options(Options { retry_attempts: 1, ..Options::default() })
+        .start()
+        .await
+        .unwrap();
+    let event = |aggregate: &str| Event::builder("Placed").aggregate(aggregate, 1).json_text("{}").build().unwrap();
+    write(&outbox, [event("Bill")]).await;
+    for round in 1..=5 {
+        write(&outbox, [event("Order")]).await;
+        until(&outbox, "the others done", |counts| counts.done == round).await;
+        for _ in 0..100 {
+            assert_eq!(kafka.breaker().state(), BreakerState::Closed);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    mock.partition_leader("leaderless", 0, Some(1)).unwrap();
+    until(&outbox, "all done", |counts| counts.done == 6).await;
+    assert_eq!(failures(&outbox).await, Vec::<String>::new());
+    outbox.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

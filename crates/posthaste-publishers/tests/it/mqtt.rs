@@ -1,6 +1,7 @@
 use std::time::{Duration, Instant};
 
-use posthaste_core::{Event, EventBuilder, MemoryStore, Outbox, RetryPolicy};
+use futures_util::FutureExt;
+use posthaste_core::{Event, EventBuilder, MemoryStore, Options, Outbox, RetryPolicy};
 use posthaste_publishers::mqtt::{Mqtt, MqttOptions};
 use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
 use posthaste_torture::proxy::Proxy;
@@ -203,9 +204,10 @@ async fn a_broker_that_is_away_is_said_at_the_start() {
 #[tokio::test]
 async fn a_broker_that_goes_and_comes_back_gets_everything_and_no_attempt_is_used_up() {
     let (server, url) = Started::new("mosquitto", &[]);
+    let proxy = Proxy::start(url.trim_start_matches("mqtt://").parse().unwrap()).await.unwrap();
     let reader = Reader::new(&url, "back", &[]);
     let store = MemoryStore::new();
-    let mqtt = connect(&url).await;
+    let mqtt = connect(&format!("mqtt://{}", proxy.addr())).await;
     let listener = mqtt.topic("back").retry(RetryPolicy::fixed([]));
     let outbox = Outbox::builder(store.clone()).listen("Test", "*", listener).start().await.unwrap();
     write(&outbox, 0..100).await;
@@ -218,13 +220,20 @@ async fn a_broker_that_goes_and_comes_back_gets_everything_and_no_attempt_is_use
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(mqtt.check().await.is_err());
+    // What the broker remembers of the reader's session is its own affair: it is there again before the events are.
+    proxy.refuse(true);
     server.start();
-    // What the broker remembers of the reader's session is its own affair.
     let reader = Reader::new(&url, "back", &[]);
+    proxy.refuse(false);
     until(&store, "all are delivered", |counts| counts.done == 300).await;
     assert_eq!(mqtt.breaker().state(), BreakerState::Closed);
     assert!(rows(&store).await.iter().all(|row| row.state.attempts == 0), "an attempt was used up");
-    drop(reader);
+    let read = reader.read(200);
+    let ids: std::collections::BTreeSet<_> = read
+        .iter()
+        .map(|message| message["properties"]["user-properties"]["event-id"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(ids, (100..300).map(|n| format!("event-{n}")).collect());
     outbox.shutdown().await;
 }
 
@@ -347,4 +356,63 @@ async fn over_tls_both_have_to_prove_who_they_are() {
 async fn without_tls_an_address_with_it_is_refused() {
     let error = Mqtt::connect(MqttOptions::new("mqtts://127.0.0.1:1")).await.unwrap_err();
     assert!(error.to_string().contains("mqtt-tls"), "{error}");
+}
+
+#[tokio::test]
+async fn who_waited_for_a_connection_in_vain_does_not_try_it_once_more() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let options = MqttOptions::new(format!("mqtt://{}", silent.local_addr().unwrap())).lazy(true);
+    let mqtt = Mqtt::connect(options.connect_timeout(Duration::from_millis(500))).await.unwrap();
+    let begun = Instant::now();
+    let batches = (0..6).map(|_| mqtt.publish(messages("x", "m", 2)));
+    for results in futures_util::future::join_all(batches).await {
+        assert_eq!(kinds(&results), [OUTAGE; 2]);
+    }
+    assert!(begun.elapsed() < Duration::from_millis(1500), "one after the other: {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_broker_that_is_silent_for_longer_than_a_listener_may_take_uses_up_no_attempt() {
+    let proxy = Proxy::start(url().trim_start_matches("mqtt://").parse().unwrap()).await.unwrap();
+    let options = MqttOptions::new(format!("mqtt://{}", proxy.addr())).ack_timeout(Duration::from_secs(1));
+    let mqtt = Mqtt::connect(options).await.unwrap();
+    let store = MemoryStore::new();
+    let outbox = Outbox::builder(store.clone())
+        .listen("Test", "*", mqtt.topic("limit").retry(RetryPolicy::fixed([])))
+        .options(Options { listener_time_limit: Duration::from_millis(300), ..Options::default() })
+        .start()
+        .await
+        .unwrap();
+    proxy.black_hole(true);
+    write(&outbox, 0..20).await;
+    let open = async {
+        while mqtt.breaker().state() == BreakerState::Closed {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), open).await.expect("the breaker opens");
+    proxy.black_hole(false);
+    until(&store, "all are delivered", |counts| counts.done == 20).await;
+    assert!(rows(&store).await.iter().all(|row| row.state.attempts == 0), "an attempt was used up");
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn closing_waits_for_what_is_on_its_way() {
+    let proxy = Proxy::start(url().trim_start_matches("mqtt://").parse().unwrap()).await.unwrap();
+    let mqtt = connect(&format!("mqtt://{}", proxy.addr())).await;
+    proxy.delay(Some(Duration::from_millis(50)));
+    let mut publishing = std::pin::pin!(mqtt.publish(messages("closing", "m", 200)));
+    assert!(publishing.as_mut().now_or_never().is_none());
+    let (results, ()) = futures_util::future::join(publishing, mqtt.close()).await;
+    assert_eq!(kinds(&results), [None; 200]);
+    assert_eq!(kinds(&mqtt.publish(messages("closing", "late", 1)).await), [OUTAGE]);
+}
+
+#[tokio::test]
+async fn a_subscriber_cannot_be_required_where_the_broker_does_not_tell() {
+    let options = MqttOptions::new("mqtt://127.0.0.1:1").lazy(true).exactly_once(true).require_subscriber(true);
+    let error = Mqtt::connect(options).await.unwrap_err();
+    assert_eq!(error.kind(), PublishErrorKind::Permanent);
+    assert!(error.to_string().contains("require_subscriber"), "{error}");
 }

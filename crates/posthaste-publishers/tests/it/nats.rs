@@ -1,7 +1,8 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use posthaste_core::{Event, MemoryStore, Outbox, RetryPolicy};
+use futures_util::FutureExt;
+use posthaste_core::{Event, MemoryStore, Options, Outbox, RetryPolicy};
 use posthaste_publishers::nats::{Nats, NatsOptions};
 use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
 use posthaste_torture::proxy::Proxy;
@@ -11,6 +12,7 @@ use crate::certificate::certificate;
 use crate::started::{Started, kinds, message, messages, rows, run, until, variable, write};
 
 const OUTAGE: Option<PublishErrorKind> = Some(PublishErrorKind::Outage);
+const DEFERRED: Option<PublishErrorKind> = Some(PublishErrorKind::Deferred);
 const RETRYABLE: Option<PublishErrorKind> = Some(PublishErrorKind::Retryable);
 const PERMANENT: Option<PublishErrorKind> = Some(PublishErrorKind::Permanent);
 
@@ -45,7 +47,7 @@ async fn connect(url: &str) -> Nats {
 }
 
 #[tokio::test]
-async fn events_arrive_with_headers_and_ids_in_their_order() {
+async fn events_arrive_with_headers_and_ids() {
     add_stream(&url(), "arrive", "");
     let store = MemoryStore::new();
     let nats = connect(&url()).await;
@@ -66,12 +68,12 @@ async fn events_arrive_with_headers_and_ids_in_their_order() {
     let messages = read(&url(), "arrive");
     assert_eq!(messages.len(), 2000);
     // A name that NATS cannot carry is written in another way.
-    let zero = messages.iter().find(|message| message["headers"]["Nats-Msg-Id"] == "id-0").unwrap();
+    let zero = messages.iter().find(|message| message["headers"]["event-id"] == "id-0").unwrap();
     assert_eq!(zero["headers"]["r%C3%A9gion"], "x", "{zero}");
-    let first = messages.iter().find(|message| message["headers"]["Nats-Msg-Id"] == "id-1").unwrap();
+    let first = messages.iter().find(|message| message["headers"]["event-id"] == "id-1").unwrap();
     assert_eq!(first["subject"], "arrive.Order.Placed");
     for (name, value) in [
-        ("Nats-Msg-Id", "id-1"),
+        ("Nats-Msg-Id", "id-1/arrive.Order.Placed"),
         ("event-id", "id-1"),
         ("event-type", "Placed"),
         ("aggregate-type", "Order"),
@@ -124,6 +126,81 @@ async fn a_repeat_is_acknowledged_and_stored_once() {
         assert_eq!(kinds(&nats.publish(messages("repeat.x", "m", 10)).await), [None; 10]);
     }
     assert_eq!(bodies(&read(&url(), "repeat")), numbers(0..10));
+}
+
+#[tokio::test]
+async fn an_event_for_two_subjects_of_a_stream_is_stored_for_each() {
+    add_stream(&url(), "twice", "");
+    let nats = connect(&url()).await;
+    for _ in 0..2 {
+        let batch = vec![message("twice.a", "1", "a"), message("twice.b", "1", "b")];
+        assert_eq!(kinds(&nats.publish(batch).await), [None, None]);
+    }
+    assert_eq!(bodies(&read(&url(), "twice")), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn a_subject_that_is_too_long_or_an_order_to_the_server_is_permanent_and_spares_the_others() {
+    add_stream(&url(), "orders-to", "");
+    let nats = connect(&url()).await;
+    let long = format!("orders-to.{}", "x".repeat(5000));
+    let batch =
+        ["orders-to.a", &long, "$JS.API.STREAM.DELETE.orders-to", "$SYS.REQ.SERVER.PING", "_INBOX.x", "orders-to.b"];
+    let batch = batch.iter().enumerate().map(|(n, to)| message(to, &n.to_string(), n.to_string())).collect();
+    let results = nats.publish(batch).await;
+    assert_eq!(kinds(&results), [None, PERMANENT, PERMANENT, PERMANENT, PERMANENT, None], "{results:?}");
+    assert_eq!(bodies(&read(&url(), "orders-to")), ["0", "5"]);
+}
+
+/// A cluster of three, of which the third alone keeps the stream.
+async fn cluster(stream: &str) -> (Vec<Started>, Vec<String>) {
+    let free = |_| std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ports: Vec<u16> = (0..3).map(free).map(|listener| listener.local_addr().unwrap().port()).collect();
+    let routes = ports.iter().map(|port| format!("\"nats://127.0.0.1:{port}\"")).collect::<Vec<_>>().join(", ");
+    let (servers, urls): (Vec<_>, Vec<_>) = ports
+        .iter()
+        .enumerate()
+        .map(|(n, port)| {
+            let conf = format!(
+                "server_name: n{n}\nserver_tags: [n{n}]\n\
+                 cluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}\n"
+            );
+            Started::with_files("nats", &["-c", "{dir}/conf"], &[("conf", &conf)])
+        })
+        .unzip();
+    let given_up_at = Instant::now() + Duration::from_secs(60);
+    while Nats::connect(NatsOptions::new(&urls[0])).await.is_err() {
+        assert!(Instant::now() < given_up_at, "the cluster has no leader");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    add_stream(&urls[0], stream, r#", "placement": {"tags": ["n2"]}"#);
+    (servers, urls)
+}
+
+#[tokio::test]
+async fn a_stream_without_a_leader_is_waited_for_and_a_missing_one_is_not() {
+    let (servers, urls) = cluster("leader").await;
+    let nats = Nats::connect(NatsOptions::new(&urls[0]).ack_timeout(Duration::from_secs(2))).await.unwrap();
+    assert_eq!(kinds(&nats.publish(messages("leader.x", "first", 3)).await), [None; 3]);
+    servers[2].stop();
+    let given_up_at = Instant::now() + Duration::from_secs(60);
+    loop {
+        let batch = vec![message("leader.x", "1", "1"), message("missing.x", "2", "2")];
+        let results = nats.publish(batch).await;
+        assert_ne!(kinds(&results)[0], RETRYABLE, "{results:?}");
+        if kinds(&results) == [DEFERRED, RETRYABLE] {
+            break;
+        }
+        // The leader of the cluster may have gone with it, for a while.
+        assert!(Instant::now() < given_up_at, "{results:?}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    servers[2].start();
+    while kinds(&nats.publish(vec![message("leader.x", "1", "1")]).await) != [None] {
+        assert!(Instant::now() < given_up_at, "it has a leader");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert_eq!(bodies(&read(&urls[0], "leader")), ["0", "1", "2", "1"]);
 }
 
 #[tokio::test]
@@ -335,4 +412,80 @@ async fn over_tls_both_have_to_prove_who_they_are() {
         assert_eq!(error.kind(), PublishErrorKind::Outage);
         assert!(error.to_string().contains(said), "{error}");
     }
+}
+
+#[tokio::test]
+async fn behind_a_part_that_had_no_answer_no_other_is_sent() {
+    let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
+    let options = NatsOptions::new(format!("nats://{}", proxy.addr())).max_in_flight(1);
+    let options = options.ack_timeout(Duration::from_millis(200)).connect_timeout(Duration::from_millis(500));
+    let nats = Nats::connect(options).await.unwrap();
+    proxy.black_hole(true);
+    let begun = Instant::now();
+    assert_eq!(kinds(&nats.publish(messages("parts.x", "m", 20)).await), [OUTAGE; 20]);
+    assert!(begun.elapsed() < Duration::from_secs(4), "waited for each: {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn who_waited_for_a_connection_in_vain_does_not_try_it_once_more() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let options = NatsOptions::new(silent.local_addr().unwrap().to_string()).lazy(true);
+    let nats = Nats::connect(options.connect_timeout(Duration::from_millis(500))).await.unwrap();
+    let begun = Instant::now();
+    let batches = (0..6).map(|_| nats.publish(messages("x", "m", 2)));
+    for results in futures_util::future::join_all(batches).await {
+        assert_eq!(kinds(&results), [OUTAGE; 2]);
+    }
+    assert!(begun.elapsed() < Duration::from_millis(1500), "one after the other: {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_server_that_is_silent_for_longer_than_a_listener_may_take_uses_up_no_attempt() {
+    add_stream(&url(), "limit", "");
+    let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
+    let options = NatsOptions::new(format!("nats://{}", proxy.addr())).ack_timeout(Duration::from_secs(1));
+    let nats = Nats::connect(options).await.unwrap();
+    let store = MemoryStore::new();
+    let outbox = Outbox::builder(store.clone())
+        .listen("Test", "*", nats.subject("limit.x").retry(RetryPolicy::fixed([])))
+        .options(Options { listener_time_limit: Duration::from_millis(300), ..Options::default() })
+        .start()
+        .await
+        .unwrap();
+    proxy.black_hole(true);
+    write(&outbox, 0..20).await;
+    let open = async {
+        while nats.breaker().state() == BreakerState::Closed {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), open).await.expect("the breaker opens");
+    proxy.black_hole(false);
+    until(&store, "all are delivered", |counts| counts.done == 20).await;
+    assert!(rows(&store).await.iter().all(|row| row.state.attempts == 0), "an attempt was used up");
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn closing_waits_for_what_is_on_its_way() {
+    add_stream(&url(), "closing", "");
+    let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
+    // Few at once, so that some are not sent yet.
+    let options = NatsOptions::new(format!("nats://{}", proxy.addr())).max_in_flight(5);
+    let nats = Nats::connect(options).await.unwrap();
+    proxy.delay(Some(Duration::from_millis(20)));
+    let mut publishing = std::pin::pin!(nats.publish(messages("closing.x", "m", 20)));
+    assert!(publishing.as_mut().now_or_never().is_none());
+    let (results, ()) = futures_util::future::join(publishing, nats.close()).await;
+    assert_eq!(kinds(&results), [None; 20]);
+    assert_eq!(kinds(&nats.publish(messages("closing.x", "late", 1)).await), [OUTAGE]);
+    assert_eq!(bodies(&read(&url(), "closing")), numbers(0..20));
+}
+
+#[tokio::test]
+async fn a_certificate_of_ours_is_not_left_unused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (certificate, key) = certificate(directory.path(), "us");
+    let error = Nats::connect(NatsOptions::new(url()).client_certificate(certificate, key)).await.unwrap_err();
+    assert!(error.to_string().to_lowercase().contains("tls"), "{error}");
 }

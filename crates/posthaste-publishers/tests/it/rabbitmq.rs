@@ -6,6 +6,7 @@ mod server;
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use posthaste_core::{Event, MemoryStore, Outbox};
 use posthaste_publishers::rabbitmq::{ExchangeKind, ExchangeOptions, QueueOptions, Rabbit, RabbitOptions};
 use posthaste_publishers::{PublishErrorKind, Publisher};
@@ -144,16 +145,14 @@ async fn closing_waits_for_what_is_on_its_way_and_ends_everything() {
     let (server, name) = (server(), unique());
     let options = RabbitOptions::new(&server.url).declare_queue(QueueOptions::new(&name));
     let rabbit = Rabbit::connect(options).await.unwrap();
-    let publishing = tokio::spawn({
-        let (rabbit, name) = (rabbit.clone(), name.clone());
-        async move { rabbit.publish((0..500).map(|_| message("", &name)).collect()).await }
-    });
-    tokio::task::yield_now().await;
-    tokio::time::timeout(Duration::from_secs(12), rabbit.close()).await.unwrap();
-    let results = publishing.await.unwrap();
-    let arrived = results.iter().filter(|result| result.is_ok()).count();
-    assert!(arrived == 500 || arrived == 0, "{arrived} of a batch");
-    assert_eq!(server.take(&name).len(), arrived);
+    let mut publishing = std::pin::pin!(rabbit.publish((0..500).map(|_| message("", &name)).collect()));
+    // Whatever it waits for now, it has begun.
+    assert!(publishing.as_mut().now_or_never().is_none());
+    let closing = tokio::time::timeout(Duration::from_secs(12), rabbit.close());
+    let (results, closed) = futures_util::future::join(publishing, closing).await;
+    closed.unwrap();
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+    assert_eq!(server.take(&name).len(), 500);
     let after = rabbit.publish(vec![message("", &name)]).await.remove(0).unwrap_err();
     assert_eq!(after.kind(), PublishErrorKind::Outage);
     assert!(rabbit.check().await.unwrap_err().to_string().contains("closed by this program"));
@@ -174,6 +173,19 @@ fn options_are_read_from_a_file_and_keep_their_secret() {
     assert!(shown.contains("billing") && shown.contains("Direct") && !shown.contains("secret"), "{shown}");
     let unknown = toml::from_str::<RabbitOptions>("url = 'amqp://x'\nmandatroy = true").unwrap_err();
     assert!(unknown.to_string().contains("mandatroy"), "{unknown}");
+}
+
+#[tokio::test]
+async fn options_without_effect_are_refused() {
+    let options = RabbitOptions::new("amqp://127.0.0.1:1").lazy(true);
+    for (wrong, said) in
+        [(options.clone().ca_file("/ca.pem"), "amqps://"), (options.clone().app_id("x".repeat(256)), "app_id")]
+    {
+        let refused = Rabbit::connect(wrong).await.unwrap_err();
+        assert_eq!(refused.kind(), PublishErrorKind::Permanent);
+        assert!(refused.to_string().contains(said), "{refused}");
+    }
+    Rabbit::connect(options.app_id("x".repeat(255))).await.unwrap();
 }
 
 #[cfg(feature = "rabbitmq-tls")]

@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use posthaste_core::{Event, MemoryStore, Outbox, RetryPolicy};
+use futures_util::FutureExt;
+use posthaste_core::{Event, MemoryStore, Options, Outbox, RetryPolicy};
 use posthaste_publishers::redis::{Redis, RedisOptions};
 use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
 use posthaste_torture::proxy::Proxy;
@@ -139,6 +140,21 @@ async fn a_key_of_another_type_and_a_body_too_large_are_permanent_and_spare_the_
     assert!(results[1].as_ref().unwrap_err().to_string().contains("WRONGTYPE"), "{results:?}");
     assert!(results[2].as_ref().unwrap_err().to_string().contains("proto-max-bulk-len"), "{results:?}");
     assert_eq!(bodies(&read(&url(), "wrong:ok")), ["a", "d"]);
+}
+
+#[tokio::test]
+async fn a_body_that_makes_the_server_hang_up_is_tried_as_often_as_others_and_spares_them() {
+    let (_server, url) = Started::new("redis", &["--proto-max-bulk-len", "1mb"]);
+    let redis = connect(&url).await;
+    let large = |id: &str| message("cut", id, vec![b'x'; 2 << 20]);
+    let batch =
+        vec![message("cut", "1", "a"), large("2"), message("cut", "3", "c"), large("4"), message("cut", "5", "e")];
+    let results = redis.publish(batch).await;
+    assert_eq!(kinds(&results), [None, RETRYABLE, None, RETRYABLE, None], "{results:?}");
+    assert!(results[1].as_ref().unwrap_err().to_string().contains("proto-max-bulk-len"), "{results:?}");
+    assert_eq!(bodies(&read(&url, "cut")), ["a", "c", "e"], "each once");
+    cli(&url, &["CONFIG", "SET", "proto-max-bulk-len", "10mb"]);
+    assert_eq!(kinds(&redis.publish(vec![large("2")]).await), [None]);
 }
 
 #[tokio::test]
@@ -293,6 +309,68 @@ async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
     proxy.black_hole(false);
     assert_eq!(kinds(&redis.publish(messages("cable", "b", 10)).await), [None; 10]);
     assert_eq!(read(&url(), "cable").len(), 15);
+}
+
+#[tokio::test]
+async fn who_waited_for_a_connection_in_vain_does_not_try_it_once_more() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let options = RedisOptions::new(format!("redis://{}", silent.local_addr().unwrap()));
+    let redis = Redis::connect(options.connect_timeout(Duration::from_millis(500)).lazy(true)).await.unwrap();
+    let begun = Instant::now();
+    let batches = (0..6).map(|_| redis.publish(messages("x", "m", 2)));
+    for results in futures_util::future::join_all(batches).await {
+        assert_eq!(kinds(&results), [OUTAGE; 2]);
+    }
+    assert!(begun.elapsed() < Duration::from_millis(1500), "one after the other: {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_server_that_is_silent_for_longer_than_a_listener_may_take_uses_up_no_attempt() {
+    let proxy = Proxy::start(socket(&without(&["limit"]))).await.unwrap();
+    let options = RedisOptions::new(format!("redis://{}", proxy.addr())).ack_timeout(Duration::from_secs(1));
+    let redis = Redis::connect(options).await.unwrap();
+    let store = MemoryStore::new();
+    let outbox = Outbox::builder(store.clone())
+        .listen("Test", "*", redis.stream("limit").retry(RetryPolicy::fixed([])))
+        .options(Options { listener_time_limit: Duration::from_millis(300), ..Options::default() })
+        .start()
+        .await
+        .unwrap();
+    proxy.black_hole(true);
+    write(&outbox, 0..20).await;
+    let open = async {
+        while redis.breaker().state() == BreakerState::Closed {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), open).await.expect("the breaker opens");
+    proxy.black_hole(false);
+    until(&store, "all are delivered", |counts| counts.done == 20).await;
+    assert!(rows(&store).await.iter().all(|row| row.state.attempts == 0), "an attempt was used up");
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn closing_waits_for_what_is_on_its_way() {
+    let proxy = Proxy::start(socket(&without(&["closing"]))).await.unwrap();
+    let redis = connect(&format!("redis://{}", proxy.addr())).await;
+    proxy.delay(Some(Duration::from_millis(50)));
+    // Several requests, so that some are not written yet.
+    let large = |n: usize| message("closing", &format!("m-{n}"), vec![b'x'; 600_000]);
+    let mut publishing = std::pin::pin!(redis.publish((0..6).map(large).collect()));
+    assert!(publishing.as_mut().now_or_never().is_none());
+    let (results, ()) = futures_util::future::join(publishing, redis.close()).await;
+    assert_eq!(kinds(&results), [None; 6]);
+    assert_eq!(kinds(&redis.publish(messages("closing", "late", 1)).await), [OUTAGE]);
+    assert_eq!(read(&url(), "closing").len(), 6);
+}
+
+#[cfg(feature = "redis-tls")]
+#[tokio::test]
+async fn authorities_without_tls_are_refused() {
+    let options = RedisOptions::new("redis://127.0.0.1:1").ca_file("/ca.pem").lazy(true);
+    let error = Redis::connect(options).await.unwrap_err();
+    assert!(error.to_string().contains("rediss://"), "{error}");
 }
 
 #[cfg(feature = "redis-tls")]

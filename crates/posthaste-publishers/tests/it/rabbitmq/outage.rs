@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use posthaste_core::testing::within;
-use posthaste_core::{Event, EventId, MemoryStore, Outbox};
+use posthaste_core::{Event, EventId, MemoryStore, Options, Outbox};
 use posthaste_publishers::rabbitmq::{QueueOptions, Rabbit, RabbitOptions};
-use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
+use posthaste_publishers::{BreakerState, PublishError, PublishErrorKind, Publisher};
 use posthaste_torture::proxy::Proxy;
 
 use super::server::{Private, Server, all_done, ids, message, server, unique, write};
@@ -152,5 +152,79 @@ async fn a_broker_without_memory_is_waited_for() {
     private.ctl(&["set_vm_memory_high_watermark", "absolute", "4GB"]);
     all_done(&outbox, 300).await;
     all_arrived(&outbox, server, &name, &written).await;
+    outbox.shutdown().await;
+}
+
+/// Makes a queue say nothing any more, while the broker goes on.
+fn silence(private: &Private, queue: &str) {
+    private.ctl(&[
+        "eval",
+        &format!(
+            "{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>)), \
+             Queue = amqqueue:get_pid(Q), \
+             spawn(fun() -> erlang:suspend_process(Queue), timer:sleep(infinity) end)."
+        ),
+    ]);
+}
+
+#[tokio::test]
+async fn a_queue_that_says_nothing_holds_up_its_own_messages_alone() {
+    let private = Private::start();
+    let (server, silent, speaking) = (&private.server, unique(), unique());
+    let options = RabbitOptions::new(&server.url)
+        .declare_queue(QueueOptions::new(&silent))
+        .declare_queue(QueueOptions::new(&speaking))
+        .confirm_timeout(Duration::from_secs(1));
+    let rabbit = Rabbit::connect(options).await.unwrap();
+    silence(&private, &silent);
+    let batch: Vec<_> = (0..30).map(|place| message("", if place == 3 { &silent } else { &speaking })).collect();
+    let results = within("the time limit is over", rabbit.publish(batch)).await;
+    for (place, result) in results.iter().enumerate() {
+        let expected = (place == 3).then_some(PublishErrorKind::Deferred);
+        assert_eq!(result.as_ref().err().map(PublishError::kind), expected, "{place}: {results:?}");
+    }
+    assert_eq!(server.take(&speaking).len(), 29, "each once");
+
+    // Alone as well, and then nobody waits for it again and again.
+    for quick in [false, true, true] {
+        let begun_at = std::time::Instant::now();
+        let results = rabbit.publish(vec![message("", &silent)]).await;
+        assert_eq!(results[0].as_ref().unwrap_err().kind(), PublishErrorKind::Deferred, "{results:?}");
+        assert!(!quick || begun_at.elapsed() < Duration::from_millis(500), "{:?}", begun_at.elapsed());
+    }
+
+    let outbox = Outbox::builder(MemoryStore::new())
+        .listen("Silent", "*", rabbit.queue(&silent))
+        .listen("Order", "*", rabbit.queue(&speaking))
+        .start()
+        .await
+        .unwrap();
+    write(&outbox, [Event::builder("E").aggregate("Silent", 1).json_text("{}").build().unwrap()]).await;
+    for round in 1..=3 {
+        write(&outbox, events(50)).await;
+        all_done(&outbox, 50 * round).await;
+        assert_eq!(rabbit.breaker().state(), BreakerState::Closed);
+    }
+    assert_eq!(server.take(&speaking).len(), 150, "each once");
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_broker_that_is_silent_for_longer_than_a_listener_may_take_uses_up_no_attempt() {
+    let (server, name) = (server(), unique());
+    let proxy = Proxy::start(server.address()).await.unwrap();
+    let rabbit = Rabbit::connect(behind(&proxy, &name)).await.unwrap();
+    let outbox = Outbox::builder(MemoryStore::new())
+        .listen("Order", "*", rabbit.queue(&name))
+        .options(Options { listener_time_limit: Duration::from_millis(500), ..Options::default() })
+        .start()
+        .await
+        .unwrap();
+    proxy.black_hole(true);
+    let written = write(&outbox, events(20)).await;
+    until("the breaker opens", || rabbit.breaker().state() == BreakerState::Open).await;
+    proxy.black_hole(false);
+    all_done(&outbox, 20).await;
+    all_arrived(&outbox, &server, &name, &written).await;
     outbox.shutdown().await;
 }
