@@ -70,6 +70,16 @@ pub enum BreakerState {
     HalfOpen,
 }
 
+impl fmt::Display for BreakerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half-open",
+        })
+    }
+}
+
 impl Breaker {
     /// A closed breaker for a destination of that name, which appears in logs and metrics.
     pub fn new(name: impl Into<String>) -> Self {
@@ -249,6 +259,7 @@ mod tests {
         breaker.succeeded();
         assert_eq!((breaker.state(), breaker.room()), (BreakerState::Closed, Room::Open));
         pauses_for_about(&breaker, 1).await;
+        assert_eq!(breaker.state().to_string(), "half-open");
     }
 
     #[tokio::test(start_paused = true)]
