@@ -139,6 +139,16 @@ pub enum BreakerState {
     HalfOpen,
 }
 
+impl fmt::Display for BreakerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half-open",
+        })
+    }
+}
+
 impl Breaker {
     /// A closed breaker for a destination of that name, which appears in logs and metrics.
     pub fn new(name: impl Into<String>) -> Self {
@@ -315,7 +325,9 @@ mod tests {
         pass.succeeded();
         assert_eq!((breaker.state(), breaker.room()), (BreakerState::Closed, Room::Open));
         let pass = breaker.enter().unwrap();
-        pauses_for_about(&breaker, pass, 1).await.succeeded();
+        let pass = pauses_for_about(&breaker, pass, 1).await;
+        assert_eq!(breaker.state().to_string(), "half-open");
+        pass.succeeded();
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,10 +5,13 @@
 //! export DATABASE_URL=postgres://shop@localhost/shop
 //! example-order-service create 4711 'Green tea' 2 1250   # customer, what, how many, cents each
 //! example-order-service publish                          # to standard output, one JSON document a line, until ctrl-c
+//! example-order-service publish --kafka 127.0.0.1:9092   # to Kafka instead, if it was built with --features kafka
 //! example-order-service history ORDER                    # the events of an order, and where they stand
 //! example-order-service failed                           # what was given up, and why
 //! example-order-service retry                            # gives it another five attempts
 //! ```
+//!
+//! `KAFKA_URL` says the same as `--kafka`, and `KAFKA_TOPIC` which topic, unless it is `order.events`.
 
 mod order;
 mod publisher;
@@ -32,11 +35,14 @@ async fn main() -> anyhow::Result<()> {
             let item = Item { product: product.to_owned(), quantity: quantity.parse()?, unit_cents: cents.parse()? };
             create(store, customer, item).await
         }
-        ["publish"] => publish(store).await,
+        ["publish"] => publish(store, std::env::var("KAFKA_URL").ok()).await,
+        ["publish", "--kafka", brokers] => publish(store, Some(brokers.to_owned())).await,
         ["history", order] => history(store, order).await,
         ["failed"] => failed(store).await,
         ["retry"] => retry(store).await,
-        _ => bail!("one of: create CUSTOMER PRODUCT QUANTITY CENTS, publish, history ORDER, failed, retry"),
+        _ => bail!(
+            "one of: create CUSTOMER PRODUCT QUANTITY CENTS, publish [--kafka HOST:PORT], history ORDER, failed, retry"
+        ),
     }
 }
 
@@ -49,10 +55,14 @@ async fn create(store: PgStore, customer: &str, item: Item) -> anyhow::Result<()
     Ok(())
 }
 
-async fn publish(store: PgStore) -> anyhow::Result<()> {
+async fn publish(store: PgStore, kafka: Option<String>) -> anyhow::Result<()> {
     let month = Some(std::time::Duration::from_secs(30 * 24 * 3600));
     let options = Options { retention_done: month, ..Options::default() }.with_env("OUTBOX_", std::env::vars())?;
-    let publisher = publisher::to_stdout(std::env::var("TOPIC_DOWN").ok());
+    let topic = std::env::var("KAFKA_TOPIC").unwrap_or_else(|_| "order.events".to_owned());
+    let publisher = match kafka {
+        Some(brokers) => publisher::to_kafka(&brokers, &topic).await?,
+        None => publisher::to_stdout(std::env::var("TOPIC_DOWN").ok()),
+    };
     let outbox = Outbox::builder(store).options(options).listen("Order", "*", publisher).start().await?;
     tokio::signal::ctrl_c().await?;
     let closed = outbox.shutdown().await;

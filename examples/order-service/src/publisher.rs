@@ -1,8 +1,9 @@
-//! Where events go: to standard output, one JSON document a line.
+//! Where events go: to Kafka, or to standard output, one JSON document a line.
 
 use std::io::Write;
 use std::time::Duration;
 
+use posthaste::listener::AnyListener;
 use posthaste::{Delivery, Failure, Listener, Outcome, RetryPolicy, Verdict};
 use serde_json::{Value, json};
 
@@ -12,9 +13,26 @@ struct Publisher {
 }
 
 /// Tries each event five times, with 100, 200, 400 and 800 ms in between, more or less.
-pub(crate) fn to_stdout(down: Option<String>) -> impl Listener {
-    let retry = RetryPolicy::exponential(Duration::from_millis(100), Duration::from_millis(1600)).max_attempts(5);
-    Publisher { down }.with_retry(retry)
+fn five_attempts() -> RetryPolicy {
+    RetryPolicy::exponential(Duration::from_millis(100), Duration::from_millis(1600)).max_attempts(5)
+}
+
+pub(crate) fn to_stdout(down: Option<String>) -> AnyListener {
+    Publisher { down }.with_retry(five_attempts()).into()
+}
+
+/// The key of a message is the order, so that the events of one stay in their order. While no broker is there, nothing is tried.
+#[cfg(feature = "kafka")]
+pub(crate) async fn to_kafka(brokers: &str, topic: &str) -> anyhow::Result<AnyListener> {
+    use posthaste::publishers::{Kafka, KafkaOptions};
+
+    let kafka = Kafka::connect(KafkaOptions::new(brokers)).await?;
+    Ok(kafka.topic(topic).retry(five_attempts()).into())
+}
+
+#[cfg(not(feature = "kafka"))]
+pub(crate) fn to_kafka(brokers: &str, _: &str) -> std::future::Ready<anyhow::Result<AnyListener>> {
+    std::future::ready(Err(anyhow::anyhow!("events cannot go to Kafka at {brokers}: build this with --features kafka")))
 }
 
 impl Publisher {

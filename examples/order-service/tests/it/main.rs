@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
+#[cfg(feature = "kafka")]
+mod kafka;
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -56,7 +59,11 @@ struct Publishing(Child);
 
 impl Publishing {
     fn start(command: &mut Command) -> Self {
-        Self(command.arg("publish").stdout(Stdio::piped()).spawn().unwrap())
+        Self::run(command.arg("publish"))
+    }
+
+    fn run(command: &mut Command) -> Self {
+        Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
     fn next(&mut self) -> Value {
