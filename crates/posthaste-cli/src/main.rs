@@ -23,7 +23,7 @@ enum Command {
     ///
     /// Each contestant has its turn in every round, and the medians are compared. Servers are started for the run. The exit
     /// status is 0 if every goal was reached, 1 if one was missed, and 2 if something could not be measured.
-    Bench(posthaste_bench::Args),
+    Bench(Box<posthaste_bench::Args>),
     /// Breaks everything around an outbox for a while, and checks that nothing was lost.
     ///
     /// Producers, relays and a sink run as processes of their own; the database is a private one. The exit status is 0 for
@@ -40,7 +40,7 @@ async fn main() -> ExitCode {
     log_if_asked();
     let ended = match cli.command {
         Command::Demo(args) => demo::run(args).await,
-        Command::Bench(args) => bench(args).await,
+        Command::Bench(args) => bench(*args).await,
         Command::Torture(args) => torture(args).await,
     };
     ended.unwrap_or_else(|error| {

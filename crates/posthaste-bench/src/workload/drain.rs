@@ -95,7 +95,7 @@ pub(crate) async fn drain_filled_by_hand<S: Subject>(
 }
 
 /// Events per second of the outbox, with default settings but for what is given.
-async fn ours<S: Subject>(subject: &S, filling: Filling, relays: Relays) -> anyhow::Result<f64> {
+pub(crate) async fn ours<S: Subject>(subject: &S, filling: Filling, relays: Relays) -> anyhow::Result<f64> {
     let store = subject.fresh().await?;
     fill::<S>(&store, filling).await?;
     let rate = drain_filled(subject, &store, filling, relays).await?;
