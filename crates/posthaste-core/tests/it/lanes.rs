@@ -86,7 +86,7 @@ fn without_faults_every_event_is_delivered_once() {
 
 #[test]
 fn writers_that_do_not_wait_for_each_other_lose_nothing() {
-    let faults = Faults { expiries: 1, ..NONE };
+    let faults = Faults { crashes: 1, ..NONE };
     holds(Rules { serialised: false, hot: false, ..Rules::new(Policy::Block, faults) });
 }
 
