@@ -1,5 +1,6 @@
 //! A store in memory: for tests, for trying things out, and as the plainest statement of what a store does.
 
+mod lanes;
 mod table;
 
 use std::ops::{Deref, DerefMut};
@@ -9,10 +10,11 @@ use std::time::Duration;
 use foldhash::{HashSet, HashSetExt};
 use tokio::time::Instant;
 
-use crate::event::EventId;
+use crate::event::{Event, EventId};
 use crate::store::{
-    AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, NewRow, Page, Purge, Record,
-    Redrive, RelayStore, Settled, Settlement, WriteStore,
+    AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lane, LaneLease, LaneRows,
+    LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive, RelayStore, Renewed, Settled,
+    Settlement, WriteStore,
 };
 use crate::time::Timestamp;
 
@@ -260,6 +262,68 @@ impl RelayStore for MemoryStore {
 
     fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
         Box::pin(async move { Ok(self.table().release_all()) })
+    }
+
+    fn lanes(&self) -> Option<Arc<dyn LaneStore>> {
+        Some(Arc::new(self.clone()))
+    }
+}
+
+impl LaneStore for MemoryStore {
+    fn count_lanes(&self) -> BoxFuture<'_, Result<u16, Error>> {
+        Box::pin(async move { Ok(lanes::COUNT) })
+    }
+
+    fn lane_of(&self, event: &Event) -> Option<Lane> {
+        Some(lanes::lane_of(event))
+    }
+
+    fn lease_lanes<'a>(
+        &'a self,
+        owner: &'a str,
+        wanted: usize,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<LaneLease>, Error>> {
+        Box::pin(async move {
+            let now = self.now();
+            Ok(self.table().lanes.lease(owner, wanted, now, now + length))
+        })
+    }
+
+    fn renew_lanes<'a>(
+        &'a self,
+        owner: &'a str,
+        leases: &'a [LaneLease],
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Renewed, Error>> {
+        Box::pin(async move {
+            let now = self.now();
+            Ok(self.table().lanes.renew(owner, leases, now, now + length))
+        })
+    }
+
+    fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            self.table().lanes.give_back(owner, leases);
+            Ok(())
+        })
+    }
+
+    fn read_lanes<'a>(&'a self, read: &'a ReadLanes) -> BoxFuture<'a, Result<LaneRows, Error>> {
+        Box::pin(async move { Ok(self.table().read_lanes(read, self.now())) })
+    }
+
+    fn settle_in_lanes<'a>(
+        &'a self,
+        owner: &'a str,
+        settlements: &'a [LaneSettlement],
+    ) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
+        Box::pin(async move {
+            let now = self.now();
+            let mut table = self.table();
+            let settle = |settlement| table.settle_in_lane(owner, settlement, now, self.deletes_done);
+            Ok(settlements.iter().map(settle).collect())
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 mod admin;
 mod contained;
 mod error;
+mod lane;
 mod row;
 
 use std::fmt;
@@ -23,6 +24,10 @@ pub(crate) use contained::{Contained, contained};
 
 pub use admin::{AdminStore, Counts, Cursor, Filter, Maintained, Order, Page, Purge, Record, Redrive};
 pub use error::{CommitError, Error};
+pub use lane::{
+    Key, Lane, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, MalformedInLane, ReadLane, ReadLanes, Renewed,
+    Writer,
+};
 pub use row::{RawRow, cut_error};
 
 /// A boxed future, as the object-safe store traits return them.
@@ -312,6 +317,11 @@ pub trait RelayStore: Send + Sync + 'static {
 
     /// How processes on this table tell each other of new rows, if they can. Default: they cannot, and poll.
     fn signal(&self) -> Option<Arc<dyn Signal>> {
+        None
+    }
+
+    /// How relays own rows of this table by lanes of keys, if they can. Default: they cannot.
+    fn lanes(&self) -> Option<Arc<dyn LaneStore>> {
         None
     }
 }

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use foldhash::HashMap;
 
+use super::lanes::{Lanes, lane_of};
 use crate::event::{Availability, Event, EventId};
 use crate::store::{
-    Action, Claim, Claimed, ClaimedRow, Counts, Error, Filter, Lease, Malformed, NewRow, Order, Page, Purge, Record,
-    Redrive, RowState, Settled, Settlement, Status, cut_error,
+    Action, Claim, Claimed, ClaimedRow, Counts, Error, Filter, Key, Lane, LaneRow, LaneRows, LaneSettlement, Lease,
+    Malformed, MalformedInLane, NewRow, Order, Page, Purge, ReadLanes, Record, Redrive, RowState, Settled, Settlement,
+    Status, cut_error,
 };
 use crate::time::Timestamp;
 
@@ -21,6 +23,9 @@ pub(super) struct Table {
     free: BTreeSet<(Timestamp, i64)>,
     /// Pending rows with a lease, by when it was taken or renewed.
     leased: BTreeSet<(Timestamp, i64)>,
+    /// Pending rows of each lane.
+    in_lanes: BTreeSet<(Lane, i64)>,
+    pub(super) lanes: Lanes,
     last_seq: i64,
 }
 
@@ -41,6 +46,10 @@ struct Row {
 impl Row {
     fn is_pending(&self) -> bool {
         !self.status.is_final()
+    }
+
+    fn key(&self) -> Option<Key> {
+        Key::of(&self.event)
     }
 
     fn is_held_under(&self, lease: &Lease) -> bool {
@@ -88,16 +97,23 @@ impl Table {
                 None => self.free.insert((row.available_at, seq)),
                 Some((_, locked_at)) => self.leased.insert((*locked_at, seq)),
             };
+            self.in_lanes.insert((lane_of(&row.event), seq));
         }
+    }
+
+    /// Takes a row out of the indexes.
+    fn unindex(&mut self, seq: i64, row: &Row) {
+        match &row.lease {
+            None => self.free.remove(&(row.available_at, seq)),
+            Some((_, locked_at)) => self.leased.remove(&(*locked_at, seq)),
+        };
+        self.in_lanes.remove(&(lane_of(&row.event), seq));
     }
 
     /// Changes a row and keeps the indexes true.
     fn change(&mut self, seq: i64, change: impl FnOnce(&mut Row)) {
         let Some(mut row) = self.rows.remove(&seq) else { return };
-        match &row.lease {
-            None => self.free.remove(&(row.available_at, seq)),
-            Some((_, locked_at)) => self.leased.remove(&(*locked_at, seq)),
-        };
+        self.unindex(seq, &row);
         change(&mut row);
         self.index(seq, &row);
         self.rows.insert(seq, row);
@@ -144,13 +160,35 @@ impl Table {
         if !self.rows[&seq].is_held_under(&settlement.lease) {
             return Settled::Lost;
         }
-        if deletes_done && settlement.action == Action::Done {
+        self.apply(seq, &settlement.action, now, deletes_done);
+        Settled::Applied
+    }
+
+    /// The same under the lease of the lane that the row is in.
+    pub(super) fn settle_in_lane(
+        &mut self,
+        owner: &str,
+        settlement: &LaneSettlement,
+        now: Timestamp,
+        deletes_done: bool,
+    ) -> Settled {
+        let (lease, seq) = (settlement.lease, settlement.seq);
+        let pending = self.in_lanes.contains(&(lease.lane, seq)) && self.seqs.get(&settlement.id) == Some(&seq);
+        if !pending || !self.lanes.is_held(owner, lease) {
+            return Settled::Lost;
+        }
+        self.apply(seq, &settlement.action, now, deletes_done);
+        Settled::Applied
+    }
+
+    fn apply(&mut self, seq: i64, action: &Action, now: Timestamp, deletes_done: bool) {
+        if deletes_done && *action == Action::Done {
             self.remove(seq);
-            return Settled::Applied;
+            return;
         }
         self.change(seq, |row| {
             row.lease = None;
-            match &settlement.action {
+            match action {
                 Action::Done => {
                     row.status = Status::Done;
                     row.done_at = Some(now);
@@ -171,7 +209,26 @@ impl Table {
                 Action::Release => {}
             }
         });
-        Settled::Applied
+    }
+
+    pub(super) fn read_lanes(&self, read: &ReadLanes, now: Timestamp) -> LaneRows {
+        let mut rows = Vec::new();
+        for part in read.parts.iter().filter(|part| part.after < i64::MAX) {
+            let from = (part.lane, part.after + 1);
+            // A range must not end before it begins.
+            let to = (part.lane, part.until.unwrap_or(i64::MAX).max(part.after + 1));
+            let pending = self.in_lanes.range(from..=to).map(|(_, seq)| (*seq, &self.rows[seq]));
+            let wanted = pending.filter(|(seq, row)| {
+                part.until.is_none_or(|until| *seq <= until)
+                    && part.key.as_ref().is_none_or(|key| row.key().as_ref() == Some(key))
+                    && read.in_hand.binary_search(seq).is_err()
+            });
+            let found =
+                wanted.take(part.limit).map(|(seq, row)| in_lane(part.lane, seq, row, read.lease_duration, now));
+            rows.extend(found);
+        }
+        // Numbers are given at the commit, so nobody has one that is not seen.
+        LaneRows { rows, open: Vec::new() }
     }
 
     pub(super) fn renew(&mut self, id: &EventId, lease: &Lease, now: Timestamp) -> bool {
@@ -270,10 +327,7 @@ impl Table {
     fn remove(&mut self, seq: i64) {
         let Some(row) = self.rows.remove(&seq) else { return };
         self.seqs.remove(row.event.id());
-        match &row.lease {
-            None => self.free.remove(&(row.available_at, seq)),
-            Some((_, locked_at)) => self.leased.remove(&(*locked_at, seq)),
-        };
+        self.unindex(seq, &row);
     }
 
     pub(super) fn damage_headers(&mut self, id: &EventId, headers: &str) {
@@ -282,6 +336,21 @@ impl Table {
             row.damage = decoded.err().map(|error| format!("headers are not a JSON object of strings: {error}"));
         }
     }
+}
+
+fn in_lane(lane: Lane, seq: i64, row: &Row, lease_duration: Duration, now: Timestamp) -> LaneRow {
+    let leased_until = row.lease.as_ref().map(|(_, locked_at)| *locked_at + lease_duration);
+    let due_at = leased_until.map_or(row.available_at, |until| until.max(row.available_at));
+    let event = match &row.damage {
+        None => {
+            Ok(ClaimedRow { seq, event: row.event.clone(), attempts: row.attempts, lag: now.since(row.available_at) })
+        }
+        Some(reason) => Err(MalformedInLane {
+            malformed: Malformed { id: row.event.id().clone(), reason: reason.clone() },
+            key: row.key(),
+        }),
+    };
+    LaneRow { lane, seq, due_in: due_at.since(now), row: event }
 }
 
 fn record(seq: i64, row: &Row) -> Record {

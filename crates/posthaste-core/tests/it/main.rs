@@ -8,6 +8,8 @@ mod containment;
 #[cfg(feature = "testing")]
 mod gate;
 mod instrument;
+mod lane_store;
+mod lanes;
 mod listeners;
 mod properties;
 mod retention;
