@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 TOPIC = "accounts"
 PARTITIONS = 3
-PATIENCE = 60
+PATIENCE = 120
 
 
 def prepare(address):
@@ -22,7 +22,15 @@ def prepare(address):
 
 
 def read(address):
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "reader", "enable.auto.commit": False})
+    consumer = Consumer({
+        "bootstrap.servers": address,
+        "group.id": "reader",
+        "enable.auto.commit": False,
+        # The broker needs some 5 ms for a message: what is asked for at once must come before the client gives up.
+        "fetch.max.bytes": 500_000,
+        "fetch.message.max.bytes": 500_000,
+        "socket.timeout.ms": 120_000,
+    })
     ends = {}
     for partition in range(PARTITIONS):
         low, high = consumer.get_watermark_offsets(TopicPartition(TOPIC, partition), timeout=PATIENCE)
