@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Broker, versions};
 
-/// Messages on their way in the loop by hand. More were no faster.
+/// Messages on their way in the loop by hand.
 const IN_FLIGHT: usize = 20_000;
 
 const PARTITIONS: i32 = 4;
