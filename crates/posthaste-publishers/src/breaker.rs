@@ -182,6 +182,10 @@ impl Breaker {
         self.tell();
     }
 
+    #[cfg_attr(
+        not(any(feature = "metrics", feature = "webhook")),
+        expect(dead_code, reason = "only webhooks share a label, and only metrics have one")
+    )]
     fn shared_label(&self) -> MutexGuard<'_, Option<String>> {
         self.0.shared_label.lock().unwrap_or_else(PoisonError::into_inner)
     }

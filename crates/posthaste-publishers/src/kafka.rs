@@ -203,10 +203,13 @@ impl Kafka {
     /// Why a message is not even sent now.
     fn not_sent(&self, message: &Message) -> Option<PublishError> {
         if !is_topic(&message.to) {
-            return Some(PublishError::permanent(format!(
-                "{:?} is no name of a topic: letters, digits, '.', '_' and '-', {LONGEST_NAME} of them at most",
-                message.to
-            )));
+            return Some(
+                PublishError::permanent(format!(
+                    "{:?} is no name of a topic: letters, digits, '.', '_' and '-', {LONGEST_NAME} of them at most",
+                    message.to
+                ))
+                .unasked(),
+            );
         }
         let pauses = &self.0.pauses;
         let part_of = || part(message).and_then(|part| pauses.left(&part));
@@ -289,9 +292,9 @@ impl Kafka {
     }
 
     fn result(&self, producer: &Producer, report: Option<Report>) -> Result<(), PublishError> {
-        let code = match report {
+        let (code, at_once) = match report {
             Some(Ok(())) => return Ok(()),
-            Some(Err(refusal)) => refusal.code,
+            Some(Err(refusal)) => (refusal.code, refusal.at_once),
             None => return Err(PublishError::outage("kafka's client gave no report in time")),
         };
         let kind = error::kind(code);
@@ -301,7 +304,8 @@ impl Kafka {
         {
             reason = format!("{reason} ({trouble})");
         }
-        Err(PublishError::new(kind, reason))
+        let error = PublishError::new(kind, reason);
+        Err(if at_once { error.unasked() } else { error })
     }
 
     /// Asks a broker for what it knows.

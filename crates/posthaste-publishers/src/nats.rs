@@ -145,7 +145,8 @@ impl Nats {
             let put_off = left.map(|left| Err(PublishError::deferred(no_leader(&message.to), left)));
             sent.push(match put_off.unwrap_or_else(|| prepared(message, options.expected_stream.as_deref())) {
                 Ok(publish) => news.handed_over(connection, &message.to, publish).await,
-                Err(error) => Err(Trouble::Told(error)),
+                // Nobody has seen it.
+                Err(error) => Err(Trouble::Told(error.unasked())),
             });
         }
         let mut results = Vec::with_capacity(messages.len());

@@ -372,6 +372,7 @@ impl Publisher for Redis {
                      proto-max-bulk-len of the server, or send less",
                     message.to
                 ))
+                .unasked()
             })
         };
         let refused: Vec<_> = messages.iter().map(too_large).collect();

@@ -46,7 +46,7 @@ async fn handed_over(
     options: &MqttOptions,
     message: &Message,
 ) -> Result<PublishNotice, Trouble> {
-    let permanent = |why: String| Err(Trouble::Told(PublishError::permanent(why)));
+    let permanent = |why: String| Err(Trouble::Told(PublishError::permanent(why).unasked()));
     if let Some(why) = unfit(message, options.max_payload, connection.max_packet) {
         return permanent(why);
     }

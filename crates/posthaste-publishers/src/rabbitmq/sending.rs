@@ -57,6 +57,7 @@ impl Letter {
             PublishError::permanent(format!(
                 "exchange, routing key, content type and names of headers have 255 bytes at most: {error}"
             ))
+            .unasked()
         })
     }
 
@@ -333,7 +334,9 @@ fn judge(letters: &[Letter], answers: Vec<Answer>) -> (Vec<Option<Fate>>, Option
     let mut heard = Vec::with_capacity(answers.len());
     for answer in answers {
         heard.push(match answer {
-            Answer::TooLarge => Some(Err(PublishError::permanent("its headers do not fit into a frame of AMQP"))),
+            Answer::TooLarge => {
+                Some(Err(PublishError::permanent("its headers do not fit into a frame of AMQP").unasked()))
+            }
             Answer::Confirmed { taken, returned: other } => {
                 returned.extend(other);
                 let nack = || PublishError::retryable("RabbitMQ could not take the message (nack)");
