@@ -18,6 +18,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// How long it is left alone at most.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
+/// How long it is left alone at most because it asked for it: a day would outlast any reason for it.
+const LONGEST_ASKED: Duration = Duration::from_secs(300);
+
 /// How many events a destination is tried with that was away.
 const PROBE: usize = 10;
 
@@ -103,7 +106,8 @@ impl Pass {
             State::Open { .. } | State::Closed | State::HalfOpen { .. } => return,
         };
         // What several processes do at the same moment is spread.
-        let spread = pause.mul_f64(0.8 + 0.4 * fastrand::f64()).max(asked_for.unwrap_or_default());
+        let asked_for = asked_for.unwrap_or_default().min(LONGEST_ASKED);
+        let spread = pause.mul_f64(0.8 + 0.4 * fastrand::f64()).max(asked_for);
         *circuit =
             Circuit { state: State::Open { until: Instant::now() + spread, pause }, outages: circuit.outages + 1 };
         drop(circuit);
@@ -120,7 +124,8 @@ impl Drop for Pass {
         }
         let mut circuit = self.breaker.circuit();
         if let State::HalfOpen { pause } = circuit.state {
-            circuit.state = State::Open { until: Instant::now(), pause };
+            // A little later: whoever comes at once would learn no more.
+            circuit.state = State::Open { until: Instant::now() + self.breaker.0.first_pause, pause };
             drop(circuit);
             self.breaker.report(BreakerState::Open);
         }
@@ -348,7 +353,10 @@ mod tests {
         assert_eq!(breaker.state(), BreakerState::HalfOpen);
         // Its future was dropped, or nobody was asked.
         drop(probe);
-        assert_eq!((breaker.state(), breaker.room()), (BreakerState::Open, Room::Few(PROBE)));
+        assert_eq!((breaker.state(), breaker.enter().is_some()), (BreakerState::Open, false));
+        assert_eq!(breaker.put_off(1), [Duration::from_secs(1)], "whoever comes at once would learn no more");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(breaker.room(), Room::Few(PROBE));
         let probe = breaker.enter().unwrap();
         assert_eq!(probe.most(), PROBE);
         pauses_for_about(&breaker, probe, 2).await.succeeded();

@@ -52,7 +52,7 @@ use crate::breaker::Breaker;
 use crate::connection::Slot;
 use crate::destination::Destination;
 use crate::envelope::Binding;
-use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher};
+use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
 
 use connection::Connection;
 use error::{End, Trouble, is_topic, no_topic};
@@ -140,14 +140,43 @@ impl Mqtt {
         self.0.connection.leave(connection).await;
     }
 
+    /// Sends a batch, and tells of each message that the broker has by its place, as soon as it is known.
+    async fn publish_telling(
+        &self,
+        messages: &[Message],
+        stored: &(impl Fn(usize) + Sync),
+    ) -> Vec<Result<(), PublishError>> {
+        let _under_way = self.0.connection.under_way().await;
+        let until = Instant::now() + self.longest();
+        let mut results: Vec<Result<(), PublishError>> = Vec::with_capacity(messages.len());
+        for part in self.0.suspects.parts(messages) {
+            let sent = match (results.last(), part) {
+                // What comes behind an outage would only wait for another.
+                (Some(Err(error)), _) if error.is_outage() => error.of_each(part.len()).collect(),
+                (Some(_), _) if Instant::now() >= until => {
+                    let late =
+                        || PublishError::deferred("the broker took the time of the whole batch for others", SOON);
+                    part.iter().map(|_| Err(late())).collect()
+                }
+                (_, [suspect]) if self.0.suspects.has(suspect) => vec![self.alone(suspect).await],
+                _ => {
+                    let before = results.len();
+                    self.together(part, &|at| stored(before + at)).await
+                }
+            };
+            results.extend(sent);
+        }
+        results
+    }
+
     /// Sends a batch at once. What the end of the connection found under way is suspected of it.
-    async fn together(&self, messages: &[Message]) -> Vec<Result<(), PublishError>> {
+    async fn together(&self, messages: &[Message], stored: &(impl Fn(usize) + Sync)) -> Vec<Result<(), PublishError>> {
         let _with_others = self.0.alone.read().await;
         let connection = match self.connection().await {
             Ok(connection) => connection,
             Err(error) => return error.of_each(messages.len()).collect(),
         };
-        let results = sending::send(&connection, &self.0.options, messages).await;
+        let results = sending::send(&connection, &self.0.options, messages, stored).await;
         let ended = results.iter().any(|result| matches!(result, Err(Trouble::Over(_))));
         if ended {
             self.leave(&connection).await;
@@ -169,7 +198,8 @@ impl Mqtt {
         let mut cuts = 0;
         loop {
             let connection = self.connection().await?;
-            let result = sending::send(&connection, &self.0.options, std::slice::from_ref(message)).await.pop();
+            let result =
+                sending::send(&connection, &self.0.options, std::slice::from_ref(message), &|_| {}).await.pop();
             let trouble = match result.expect("one for the message") {
                 Ok(()) => {
                     self.0.suspects.clear_of_suspicion(message);
@@ -216,24 +246,12 @@ impl Publisher for Mqtt {
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
-        let _under_way = self.0.connection.under_way().await;
-        let until = Instant::now() + self.longest();
-        let mut results: Vec<Result<(), PublishError>> = Vec::with_capacity(messages.len());
-        for part in self.0.suspects.parts(&messages) {
-            let sent = match (results.last(), part) {
-                // What comes behind an outage would only wait for another.
-                (Some(Err(error)), _) if error.is_outage() => error.of_each(part.len()).collect(),
-                (Some(_), _) if Instant::now() >= until => {
-                    let late =
-                        || PublishError::deferred("the broker took the time of the whole batch for others", SOON);
-                    part.iter().map(|_| Err(late())).collect()
-                }
-                (_, [suspect]) if self.0.suspects.has(suspect) => vec![self.alone(suspect).await],
-                _ => self.together(part).await,
-            };
-            results.extend(sent);
-        }
-        results
+        self.publish_telling(&messages, &|_| {}).await
+    }
+
+    async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
+        let answers = self.publish_telling(&messages, &|at| results.note(at, Ok(()))).await;
+        answers.into_iter().enumerate().for_each(|(at, answer)| results.note(at, answer));
     }
 
     fn check_address(&self, to: &str) -> Result<(), PublishError> {

@@ -54,7 +54,7 @@ use crate::connection::Slot;
 use crate::destination::Destination;
 use crate::envelope::Binding;
 use crate::pauses::Pauses;
-use crate::publisher::{Message, PublishError, Publisher};
+use crate::publisher::{Message, PublishError, Publisher, Results};
 
 use connection::{CHECK, Connection};
 use error::{Trouble, no_stream};
@@ -135,8 +135,13 @@ impl Nats {
         connection.get(|connection| !connection.is_lost(), Connection::dial(options, servers)).await
     }
 
-    /// Sends so many messages as may be in flight, and waits for their acknowledgements.
-    async fn send(&self, connection: &Arc<Connection>, messages: &[Message]) -> Vec<Result<(), PublishError>> {
+    /// Sends so many messages as may be in flight, and waits for their acknowledgements. Each that is stored is told of at once.
+    async fn send(
+        &self,
+        connection: &Arc<Connection>,
+        messages: &[Message],
+        stored: &(impl Fn(usize) + Sync),
+    ) -> Vec<Result<(), PublishError>> {
         let options = &self.0.options;
         let mut news = Watch::new(connection, options.ack_timeout);
         let mut sent = Vec::with_capacity(messages.len());
@@ -152,7 +157,13 @@ impl Nats {
         let mut results = Vec::with_capacity(messages.len());
         for (message, pending) in messages.iter().zip(sent) {
             results.push(match pending {
-                Ok(pending) => news.acknowledged(&message.to, pending).await,
+                Ok(pending) => {
+                    let answer = news.acknowledged(&message.to, pending).await;
+                    if answer.is_ok() {
+                        stored(results.len());
+                    }
+                    answer
+                }
                 Err(trouble) => Err(trouble),
             });
         }
@@ -192,25 +203,12 @@ impl Nats {
         join_all(subjects.into_iter().map(ask)).await.into_iter().collect()
     }
 
-    /// Tells a server that does not answer, whose connection is left, from a subject where nobody does.
-    async fn answers(&self, connection: &Arc<Connection>) -> Result<(), PublishError> {
-        let there = connection.check(&self.0.options).await;
-        if there.is_err() {
-            connection.set_lost();
-            self.0.connection.leave(connection).await;
-        }
-        there
-    }
-}
-
-impl Publisher for Nats {
-    const BINDING: Binding = Binding::Nats;
-
-    fn name(&self) -> &str {
-        &self.0.options.name
-    }
-
-    async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+    /// Sends a batch, and tells of each message that is stored by its place, as soon as it is known.
+    async fn publish_telling(
+        &self,
+        messages: &[Message],
+        stored: &(impl Fn(usize) + Sync),
+    ) -> Vec<Result<(), PublishError>> {
         let _under_way = self.0.connection.under_way().await;
         let until = Instant::now() + self.longest();
         let mut results: Vec<Result<(), PublishError>> = Vec::with_capacity(messages.len());
@@ -231,11 +229,41 @@ impl Publisher for Nats {
             let places = u32::try_from(part.len()).expect("no more than there are places");
             let _places = self.0.in_flight.acquire_many(places).await.expect("it is never closed");
             match self.connection().await {
-                Ok(connection) => results.extend(self.send(&connection, part).await),
+                Ok(connection) => {
+                    let before = results.len();
+                    results.extend(self.send(&connection, part, &|at| stored(before + at)).await);
+                }
                 Err(error) => results.extend(error.of_each(part.len())),
             }
         }
         results
+    }
+
+    /// Tells a server that does not answer, whose connection is left, from a subject where nobody does.
+    async fn answers(&self, connection: &Arc<Connection>) -> Result<(), PublishError> {
+        let there = connection.check(&self.0.options).await;
+        if there.is_err() {
+            connection.set_lost();
+            self.0.connection.leave(connection).await;
+        }
+        there
+    }
+}
+
+impl Publisher for Nats {
+    const BINDING: Binding = Binding::Nats;
+
+    fn name(&self) -> &str {
+        &self.0.options.name
+    }
+
+    async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        self.publish_telling(&messages, &|_| {}).await
+    }
+
+    async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
+        let answers = self.publish_telling(&messages, &|at| results.note(at, Ok(()))).await;
+        answers.into_iter().enumerate().for_each(|(at, answer)| results.note(at, answer));
     }
 
     fn check_address(&self, to: &str) -> Result<(), PublishError> {

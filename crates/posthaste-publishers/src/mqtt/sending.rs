@@ -10,11 +10,12 @@ use super::connection::Connection;
 use super::error::{End, Trouble, judged, no_topic, unfit};
 use crate::publisher::{Message, PublishError};
 
-/// Sends the messages, all at once, and gives a result for each.
+/// Sends the messages, all at once, and gives a result for each. Each that the broker has is told of at once.
 pub(super) async fn send(
     connection: &Connection,
     options: &MqttOptions,
     messages: &[Message],
+    stored: &(impl Fn(usize) + Sync),
 ) -> Vec<Result<(), Trouble>> {
     let mut sent = Vec::with_capacity(messages.len());
     for message in messages {
@@ -32,8 +33,10 @@ pub(super) async fn send(
             Ok(notice) => acknowledged(options, message, notice, over).await,
             Err(trouble) => Err(trouble),
         };
-        if let Err(Trouble::Over(end)) = &result {
-            over = over.or(Some(*end));
+        match &result {
+            Ok(()) => stored(results.len()),
+            Err(Trouble::Over(end)) => over = over.or(Some(*end)),
+            Err(Trouble::Told(_)) => {}
         }
         results.push(result);
     }

@@ -114,11 +114,12 @@ impl MySqlStore {
         for cut in cuts {
             let (sql, _) = self.statement(insert).at_most(cut.len());
             if let Err(error) = insert.bind(sql, cut).execute(&mut *connection).await {
+                let undone = connection.execute("ROLLBACK TO SAVEPOINT posthaste_insert").await;
                 // A lost deadlock has rolled back the whole transaction, and the savepoint with it.
-                if fault::is_duplicate(&error) {
-                    connection.execute("ROLLBACK TO SAVEPOINT posthaste_insert").await?;
-                }
-                return Err(error);
+                return match undone {
+                    Err(failed) if !fault::is_no_savepoint(&failed) => Err(failed),
+                    _ => Err(error),
+                };
             }
             kill_point!("insert.between");
         }

@@ -94,6 +94,8 @@ impl WriteStore for SqliteStore {
     }
 
     async fn savepoint(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        // Outside of a transaction, as one that SQLite has ended, a savepoint would begin another.
+        self.expect_open(connection).await?;
         SqliteTransactionManager::begin(connection, None).await.map_err(|error| self.fault(error))
     }
 

@@ -108,6 +108,22 @@ async fn a_taken_id_is_named_and_leaves_none_of_its_batch_in_a_transaction_that_
     assert_eq!(ids(&claimed), ["taken", "after"]);
 }
 
+/// Three rows go in by two statements.
+#[tokio::test]
+async fn a_batch_that_is_refused_in_the_middle_leaves_nothing_in_a_transaction_that_goes_on() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let trigger = "CREATE TRIGGER refusing BEFORE INSERT ON outbox_event FOR EACH ROW BEGIN \
+                   IF NEW.event_id = 'bad' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF; END";
+    execute(&store, trigger).await;
+    let mut tx = store.begin().await.unwrap();
+    let error = store.insert(&mut tx, &unleased(["first", "second", "bad"].map(event))).await.unwrap_err();
+    assert!(format!("{error:?}").contains("not this one"), "{error:?}");
+    store.insert(&mut tx, &unleased([event("after")])).await.unwrap();
+    store.commit(tx).await.unwrap();
+    assert_eq!(ids(&claim(&store, 10).await.1), ["after"]);
+}
+
 #[tokio::test]
 async fn a_row_born_leased_is_left_alone_until_the_lease_ends() {
     let database = Database::new().await;
