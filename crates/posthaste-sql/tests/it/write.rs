@@ -274,8 +274,8 @@ async fn a_transaction_that_sqlite_has_ended_takes_no_events() {
     let mut tx = outbox.begin().await.unwrap();
     let insert = "INSERT OR ROLLBACK INTO outbox_event (event_id, event_type) VALUES ('taken', 'X')";
     sqlx::query(insert).execute(&mut *tx).await.unwrap_err();
-    let error = format!("{:?}", tx.savepoint().await.err().expect("it is refused"));
-    assert!(error.contains("the transaction has ended"), "{error}");
+    let refused = tx.savepoint().await.map(drop);
+    assert!(format!("{refused:?}").contains("the transaction has ended"), "{refused:?}");
     assert!(tx.write(Event::of_json("Lonely", "{}")).await.is_err());
     assert!(tx.commit().await.is_err());
     assert_eq!(store.counts().await.unwrap().total(), 1);
