@@ -95,6 +95,8 @@ pub(super) fn kind(code: RDKafkaErrorCode) -> PublishErrorKind {
         | SSL
         | ThrottlingQuotaExceeded
         | TimedOutQueue
+        // The broker does not know what is the matter with itself; of a message it would.
+        | Unknown
         | UnknownProducerId
         | UnsupportedSASLMechanism
         | UnsupportedVersion => PublishErrorKind::Outage,
@@ -122,6 +124,7 @@ pub(super) fn may_be_the_topic(code: RDKafkaErrorCode) -> bool {
             | ReplicaNotAvailable
             | RequestTimedOut
             | TimedOutQueue
+            | Unknown
     )
 }
 
@@ -164,10 +167,12 @@ mod tests {
     #[test]
     fn errors_have_the_kind_that_the_table_says() {
         use RDKafkaErrorCode::*;
-        for code in [AllBrokersDown, MessageTimedOut, SaslAuthenticationFailed, ClusterAuthorizationFailed, Fatal] {
+        for code in
+            [AllBrokersDown, MessageTimedOut, SaslAuthenticationFailed, ClusterAuthorizationFailed, Fatal, Unknown]
+        {
             assert_eq!(kind(code), PublishErrorKind::Outage, "{code}");
         }
-        for code in [UnknownTopic, UnknownTopicOrPartition, TopicAuthorizationFailed, InvalidDifferentRecord, Unknown] {
+        for code in [UnknownTopic, UnknownTopicOrPartition, TopicAuthorizationFailed, InvalidDifferentRecord] {
             assert_eq!(kind(code), PublishErrorKind::Retryable, "{code}");
         }
         for code in [MessageSizeTooLarge, InvalidRecord, InvalidTopic] {
