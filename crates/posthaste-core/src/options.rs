@@ -68,8 +68,8 @@ pub struct Options {
     /// How many outcomes one statement writes back, at most. Default 2000: as many as the cold queue holds, so that
     /// what was claimed together is settled together.
     pub settle_batch: usize,
-    /// How long the outcome of a hot event waits for others to share its statement. Default 5 ms. Costs no latency of
-    /// delivery: the listener has run.
+    /// How long the outcome of a hot event waits for others to share its statement, up to four times as long while the
+    /// database is slow. Default 5 ms. Costs no latency of delivery: the listener has run.
     #[serde(with = "compact::required")]
     pub settle_linger: Duration,
     /// How long a shutdown may take before what was not started is released. Default 5 s.

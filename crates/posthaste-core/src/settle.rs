@@ -18,6 +18,10 @@ use crate::retry::{Jitter, RetryPolicy};
 use crate::store::{Action, Lease, RelayStore, Settled, Settlement};
 use crate::wake::Wake;
 
+/// How many times as long as the last settlement took outcomes wait for company, and how many times as long as they do while the
+/// database is quick.
+const BUSY: u32 = 4;
+
 /// An outcome that a worker hands over.
 #[derive(Debug)]
 pub(crate) struct Settling {
@@ -72,20 +76,24 @@ pub(crate) struct Settler {
 impl Settler {
     pub(crate) async fn run(self, mut outcomes: mpsc::Receiver<Settling>) {
         let mut batch = Vec::with_capacity(self.max_batch);
-        while self.gather(&mut outcomes, &mut batch).await {
+        let mut took = Duration::ZERO;
+        while self.gather(&mut outcomes, &mut batch, took).await {
+            let began_at = Instant::now();
             self.write(std::mem::take(&mut batch)).await;
+            took = began_at.elapsed();
             self.metrics.in_flight(self.in_flight.len());
             let (hot, cold) = self.queues.depths();
             self.metrics.queue_depths(hot, cold);
         }
     }
 
-    /// Waits for one outcome, then a little for more. False when there will be none.
-    async fn gather(&self, outcomes: &mut mpsc::Receiver<Settling>, batch: &mut Vec<Settling>) -> bool {
+    /// Waits for one outcome, then a little for more: the longer, the longer the last settlement took. So those of a busy
+    /// database become fewer and larger. False when there will be none.
+    async fn gather(&self, outcomes: &mut mpsc::Receiver<Settling>, batch: &mut Vec<Settling>, took: Duration) -> bool {
         if outcomes.recv_many(batch, self.max_batch).await == 0 {
             return false;
         }
-        let deadline = Instant::now() + self.linger;
+        let deadline = Instant::now() + (took * BUSY).clamp(self.linger, self.linger * BUSY);
         while batch.len() < self.max_batch && self.worth_waiting(batch) {
             let room = self.max_batch - batch.len();
             tokio::select! {
