@@ -49,11 +49,13 @@ pub mod testing;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod tls;
 mod url;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod warm;
 
 #[cfg(feature = "mysql")]
 pub use mysql::{MySqlStore, MySqlTx};
 #[cfg(feature = "postgres")]
-pub use postgres::{Partitions, PgStore};
+pub use postgres::{Partitions, PgStore, PgTx};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteStore, SqliteTx};
 pub use table::TableName;

@@ -36,16 +36,18 @@ use crate::failover::{Failover, Writable};
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
+use crate::warm::Warm;
 use kept_plan::KeptPlan;
 use low_water::LowWater;
 use one_table::OneTable;
 use partition::Partitioned;
 use sql::{
-    CHANNEL, CLAIM_FEW_FROM_ONE_TABLE, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE, INSERT_PLAIN,
-    INSERT_VALUES, NOTIFY, SETTLE_AND_DELETE_DONE,
+    CHANNEL, CLAIM_FEW_FROM_ONE_TABLE, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE,
+    INSERT_ONE_LEASED, INSERT_ONE_PLAIN, INSERT_PLAIN, INSERT_VALUES, NOTIFY, SETTLE_AND_DELETE_DONE,
 };
 
 pub use partition::Partitions;
+pub use tx::PgTx;
 
 /// Connections of a pool of ours: a relay needs two or three, the rest is for transactions.
 const CONNECTIONS: u32 = 10;
@@ -91,6 +93,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 pub struct PgStore {
     pool: PgPool,
     failover: Failover,
+    /// Unless the pool may have to see its connections between two transactions.
+    warm: Option<Warm<Postgres>>,
     sql: Arc<Statements>,
     wake_ups: bool,
     deletes_done: bool,
@@ -105,6 +109,8 @@ struct Statements {
     table: TableName,
     slots: Slots<SqlStr>,
     insert_one: SqlStr,
+    insert_one_plain: SqlStr,
+    insert_one_leased: SqlStr,
     insert_plain: SqlStr,
     insert_values: String,
     claim_from_one_table: SqlStr,
@@ -120,6 +126,8 @@ impl Statements {
         Self {
             slots: DIALECT.statements(&table),
             insert_one: DIALECT.statement(INSERT_ONE, &table),
+            insert_one_plain: DIALECT.statement(INSERT_ONE_PLAIN, &table),
+            insert_one_leased: DIALECT.statement(INSERT_ONE_LEASED, &table),
             insert_plain: DIALECT.statement(INSERT_PLAIN, &table),
             insert_values: DIALECT.fill(INSERT_VALUES, &table),
             claim_from_one_table: DIALECT.statement(CLAIM_FROM_ONE_TABLE, &table),
@@ -151,9 +159,10 @@ impl PgStore {
     /// ```
     pub fn new(pool: PgPool) -> Self {
         let sql = Arc::new(Statements::new(TableName::default()));
-        let (failover, partitioned) = (Failover::default(), None);
+        let (failover, warm, partitioned) = (Failover::default(), None, None);
         let (one_table, low_water, kept_plan) = (Arc::default(), Arc::default(), Arc::default());
-        Self { pool, failover, sql, wake_ups: true, deletes_done: false, partitioned, one_table, low_water, kept_plan }
+        let (wake_ups, deletes_done) = (true, false);
+        Self { pool, failover, warm, sql, wake_ups, deletes_done, partitioned, one_table, low_water, kept_plan }
     }
 
     /// A store at a `postgres:` URL, with a pool of up to 10 connections.
@@ -204,7 +213,7 @@ impl PgStore {
         // A pool goes on knocking at a closed door for as long as it waits; the first connection says at once.
         let first = async { options.connect().await?.close().await };
         match first.await {
-            Ok(()) => Ok(Self::new(pool.connect_lazy_with(options))),
+            Ok(()) => Ok(Self::new(pool.connect_lazy_with(options)).reusing_connections()),
             Err(error) => {
                 let here = place(options.get_socket(), options.get_host(), options.get_port());
                 Err(tls::refused(&error, Scheme::Postgres)
@@ -236,6 +245,17 @@ impl PgStore {
         self.low_water = Arc::default();
         self.kept_plan = Arc::default();
         Ok(self)
+    }
+
+    /// The same store, but a connection goes from one transaction that was begun by the outbox straight to the next, if it
+    /// comes within milliseconds. Its pool would ask it first whether it is alive, which costs a round trip each time.
+    ///
+    /// A store that was made by [`connect`](Self::connect) does it by itself. For a pool of yours, say so if its hooks
+    /// (`before_acquire`, `after_release`) need not see a connection between two transactions. The pool sees it at least once
+    /// a second, and has it back at once while it has no other to give.
+    pub fn reusing_connections(mut self) -> Self {
+        self.warm = Some(Warm::new(self.pool.clone()));
+        self
     }
 
     /// The same store without LISTEN and NOTIFY: processes find each other's rows by polling alone.
@@ -281,6 +301,7 @@ impl PgStore {
 
     /// Closes all connections.
     pub async fn close(&self) {
+        self.warm.iter().for_each(Warm::clear);
         self.pool.close().await;
     }
 

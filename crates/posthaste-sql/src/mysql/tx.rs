@@ -9,7 +9,6 @@ use std::time::Duration;
 use posthaste_core::EventId;
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
 use sqlx::mysql::{MySql, MySqlConnection, MySqlTransactionManager};
-use sqlx::pool::PoolConnection;
 use sqlx::{SqlSafeStr, Transaction};
 use sqlx_core::transaction::TransactionManager;
 use tokio::runtime::Handle;
@@ -20,6 +19,7 @@ use super::insert::Open;
 use super::{MySqlStore, fault, sql};
 use crate::finish::finish;
 use crate::savepoint;
+use crate::warm::{Warm, WarmConnection};
 
 /// How long a dropped transaction is given to roll back before its connection is closed. The server rolls back by itself
 /// when it loses the connection, so that nothing depends on this.
@@ -37,14 +37,14 @@ const CUT_OFF: &str = "a write in this transaction was cut off, so it can only b
 /// its own. Events are refused from then on, and so is the commit.
 pub struct MySqlTx {
     /// Nothing after the end. Boxed, so that it stays where [`Inserts`] has seen it.
-    connection: Option<Box<PoolConnection<MySql>>>,
+    connection: Option<Box<WarmConnection<MySql>>>,
     inserts: Inserts,
     tasks: TaskTracker,
 }
 
 impl MySqlTx {
     /// The connection, and what became of the writes on it.
-    fn take(&mut self) -> Option<(Box<PoolConnection<MySql>>, Writes)> {
+    fn take(&mut self) -> Option<(Box<WarmConnection<MySql>>, Writes)> {
         let connection = self.connection.take()?;
         let writes = self.inserts.ended_own(&connection);
         Some((connection, writes))
@@ -84,7 +84,7 @@ impl fmt::Debug for MySqlTx {
 }
 
 /// Rolls back a transaction that was dropped, perhaps in the middle of a statement of its user.
-async fn give_up(mut connection: Box<PoolConnection<MySql>>) {
+async fn give_up(mut connection: Box<WarmConnection<MySql>>) {
     if !matches!(timeout(ROLLBACK_TIMEOUT, rollback(&mut connection)).await, Ok(Ok(()))) {
         tracing::debug!("closing the connection of a transaction that did not roll back");
         connection.close_on_drop();
@@ -130,7 +130,10 @@ impl WriteStore for MySqlStore {
     async fn begin(&self) -> Result<MySqlTx, Error> {
         let store = self.clone();
         let begun = finish(&self.tasks, async move {
-            let mut connection = Box::new(store.acquire().await?);
+            let mut connection = Box::new(match store.warm.as_ref().and_then(Warm::take) {
+                Some(connection) => connection,
+                None => WarmConnection::new(store.acquire().await?),
+            });
             if let Err(error) =
                 MySqlTransactionManager::begin(&mut connection, Some(sql::BEGIN_OWN.into_sql_str())).await
             {
@@ -261,7 +264,13 @@ impl MySqlStore {
         let (store, asking) = (self.clone(), in_any_case || writes.doubtful);
         let end = async move {
             let committed = if asking { commit_same(&mut connection).await } else { commit(&mut connection).await };
-            let Err(error) = committed else { return Ok(()) };
+            let Err(error) = committed else {
+                // What sqlx says to end one that it counts as open goes with the return to the pool.
+                if let (Some(warm), false) = (&store.warm, asking) {
+                    warm.keep(*connection);
+                }
+                return Ok(());
+            };
             connection.close_on_drop();
             if !fault::is_no_savepoint(&error) {
                 return Err(store.commit_fault(error));

@@ -48,6 +48,21 @@ impl PgStore {
 
     async fn insert_one(&self, connection: &mut PgConnection, row: &NewRow) -> Result<(), sqlx::Error> {
         let event = &row.event;
+        if are_plain(std::slice::from_ref(row)) {
+            let sql = if row.lease.is_some() { &self.sql.insert_one_leased } else { &self.sql.insert_one_plain };
+            let mut query = sqlx::query(sql.clone())
+                .bind(event.id().as_str())
+                .bind(event.event_type())
+                .bind(event.aggregate_type())
+                .bind(event.aggregate_id())
+                .bind(event.payload().as_json())
+                .bind(event.content_type())
+                .bind(Moment(event.occurred_at()));
+            if let Some(lease) = &row.lease {
+                query = query.bind(lease.as_str());
+            }
+            return query.execute(connection).await.map(drop);
+        }
         let (available_at, delay) = availability(event);
         let query = sqlx::query(self.sql.insert_one.clone())
             .bind(event.id().as_str())

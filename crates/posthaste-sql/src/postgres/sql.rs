@@ -341,6 +341,22 @@ pub(super) const INSERT_ONE: &str = concat!(
      coalesce($12, statement_timestamp() + $13), $14, CASE WHEN $14 IS NOT NULL THEN statement_timestamp() END)"
 );
 
+/// One row of the usual kind. What is not said costs nothing: neither to send nor to reckon with.
+macro_rules! insert_one_plain {
+    ($columns:literal, $values:literal) => {
+        concat!(
+            "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, payload, content_type, occurred_at, \
+             created_at, available_at",
+            $columns,
+            ") VALUES ($1, $2, $3, $4, $5, $6, $7, statement_timestamp(), statement_timestamp()",
+            $values,
+            ")"
+        )
+    };
+}
+pub(super) const INSERT_ONE_PLAIN: &str = insert_one_plain!("", "");
+pub(super) const INSERT_ONE_LEASED: &str = insert_one_plain!(", locked_at, locked_by", ", statement_timestamp(), $8");
+
 /// Rows for drivers that bind texts, bytes and numbers, and nothing else. Says whether it happened in a savepoint: the rows of a
 /// savepoint are of another transaction than the one around it. Partitions do not tell of which one a new row is, and to ask
 /// them for it is refused; rows of a plain table have the number of that table.

@@ -1,5 +1,8 @@
 //! Transactions.
 
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
 use sqlx::Transaction;
 use sqlx::error::DatabaseError;
@@ -8,6 +11,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::{PgStore, fault};
 use crate::savepoint;
+use crate::warm::{Warm, WarmConnection};
 
 /// PostgreSQL answers the COMMIT of a transaction in which a statement had failed with success, and rolls back. The first
 /// of these statements is refused there; otherwise it checks what the commit would check, so it costs nothing. The chain
@@ -20,26 +24,73 @@ const NO_SAVEPOINT: [&str; 2] = ["25P01", "3B001"];
 /// How many connections that have died in the pool a begin passes by.
 const MOST_STALE: usize = 3;
 
+/// A transaction of a [`PgStore`]. Comes with the feature `postgres`.
+///
+/// It is used as an sqlx transaction is, through `&mut *tx`. Dropping it rolls it back.
+pub struct PgTx {
+    /// Nothing after the end.
+    connection: Option<WarmConnection<Postgres>>,
+}
+
+impl Deref for PgTx {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        self.connection.as_ref().expect("a transaction ends by value")
+    }
+}
+
+impl DerefMut for PgTx {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.connection.as_mut().expect("a transaction ends by value")
+    }
+}
+
+impl Drop for PgTx {
+    fn drop(&mut self) {
+        let Some(connection) = &mut self.connection else { return };
+        // Goes out with the return of the connection to its pool.
+        while PgTransactionManager::get_transaction_depth(connection) > 0 {
+            PgTransactionManager::start_rollback(connection);
+        }
+    }
+}
+
+impl fmt::Debug for PgTx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PgTx").finish_non_exhaustive()
+    }
+}
+
 impl PgStore {
-    /// As the pool begins one.
-    async fn try_begin(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-        Transaction::begin(self.acquire().await?, None).await
+    /// As the pool begins one, on a connection that comes from the transaction before, if there is one.
+    async fn try_begin(&self) -> Result<PgTx, sqlx::Error> {
+        let connection = match self.warm.as_ref().and_then(Warm::take) {
+            Some(connection) => connection,
+            None => WarmConnection::new(self.acquire().await?),
+        };
+        let mut tx = PgTx { connection: Some(connection) };
+        PgTransactionManager::begin(&mut tx, None).await?;
+        Ok(tx)
     }
 }
 
 impl WriteStore for PgStore {
     type Connection = PgConnection;
     type Tx<'c> = Transaction<'c, Postgres>;
-    type OwnTx = Transaction<'static, Postgres>;
+    type OwnTx = PgTx;
 
-    async fn begin(&self) -> Result<Transaction<'static, Postgres>, Error> {
-        for _ in 0..MOST_STALE {
+    async fn begin(&self) -> Result<PgTx, Error> {
+        let mut passed = 0;
+        loop {
             match self.try_begin().await {
-                Err(error) if fault::is_stale(&error) => tracing::debug!(%error, "passing by a dead connection"),
+                Err(error) if passed < MOST_STALE && fault::is_stale(&error) => {
+                    tracing::debug!(%error, "passing by a dead connection");
+                    passed += 1;
+                }
                 begun => return begun.map_err(|error| self.fault(error)),
             }
         }
-        self.try_begin().await.map_err(|error| self.fault(error))
     }
 
     /// # Errors
@@ -55,7 +106,7 @@ impl WriteStore for PgStore {
 
     /// # Errors
     /// [`CommitError::NotCommitted`] also when a statement of the transaction had failed.
-    async fn commit(&self, mut tx: Transaction<'static, Postgres>) -> Result<(), CommitError> {
+    async fn commit(&self, mut tx: PgTx) -> Result<(), CommitError> {
         if self.depth(&tx) == 0 {
             return Err(CommitError::NotCommitted(savepoint::ended()));
         }
@@ -64,16 +115,21 @@ impl WriteStore for PgStore {
     }
 
     /// As sqlx commits, which costs less: the insert would have failed in a transaction that has failed.
-    async fn commit_inserted(&self, tx: Transaction<'static, Postgres>) -> Result<(), CommitError> {
+    async fn commit_inserted(&self, mut tx: PgTx) -> Result<(), CommitError> {
         // Somebody may have begun a savepoint and forgotten it: sqlx would end that one, and nothing else.
         if PgTransactionManager::get_transaction_depth(&tx) != 1 {
             return self.commit(tx).await;
         }
-        tx.commit().await.map_err(|error| fault::classify_commit(error, self.table()))
+        let committed = PgTransactionManager::commit(&mut tx).await;
+        committed.map_err(|error| fault::classify_commit(error, self.table()))?;
+        if let (Some(warm), Some(connection)) = (&self.warm, tx.connection.take()) {
+            warm.keep(connection);
+        }
+        Ok(())
     }
 
-    async fn rollback(&self, tx: Transaction<'static, Postgres>) -> Result<(), Error> {
-        tx.rollback().await.map_err(|error| self.fault(error))
+    async fn rollback(&self, mut tx: PgTx) -> Result<(), Error> {
+        PgTransactionManager::rollback(&mut tx).await.map_err(|error| self.fault(error))
     }
 
     fn depth(&self, connection: &PgConnection) -> usize {

@@ -8,6 +8,7 @@ mod migration;
 mod relay;
 #[cfg(feature = "tls")]
 mod tls;
+mod warm;
 #[cfg(not(feature = "tls"))]
 mod without_tls;
 mod write;

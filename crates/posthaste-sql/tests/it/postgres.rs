@@ -13,6 +13,7 @@ mod signal;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;
+mod warm;
 #[cfg(not(feature = "tls"))]
 mod without_tls;
 mod write;

@@ -1,0 +1,168 @@
+//! Connections that go from one transaction to the next.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use sqlx::pool::PoolConnection;
+use sqlx::{Database, Pool};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep};
+
+/// How long a connection waits for the next transaction before it goes back to the pool. Whoever asks the pool itself waits no
+/// longer for it.
+const KEPT: Duration = Duration::from_millis(10);
+
+/// How long a connection goes from one transaction to the next before the pool sees it again, which checks how old it is.
+const AWAY: Duration = Duration::from_secs(1);
+
+/// Connections on which a transaction has just been committed, for whoever begins the next one.
+///
+/// sqlx asks each connection that comes back to its pool whether it is alive, in a task of its own: a round trip between any two
+/// transactions, for one that has answered a moment ago. Here it is simply handed on.
+///
+/// The hooks of a pool do not see a connection that is handed on, so this is for pools of which it is known that they need not.
+pub(crate) struct Warm<DB: Database>(Arc<State<DB>>);
+
+struct State<DB: Database> {
+    pool: Pool<DB>,
+    shelf: Mutex<Shelf<DB>>,
+}
+
+struct Shelf<DB: Database> {
+    /// With the moment since which each is here.
+    kept: Vec<(WarmConnection<DB>, Instant)>,
+    /// Whether somebody brings back what nobody takes.
+    tended: bool,
+}
+
+/// A connection of the pool, and since when it is away from it.
+pub(crate) struct WarmConnection<DB: Database> {
+    connection: PoolConnection<DB>,
+    since: Instant,
+}
+
+impl<DB: Database> Warm<DB> {
+    pub(crate) fn new(pool: Pool<DB>) -> Self {
+        Self(Arc::new(State { pool, shelf: Mutex::new(Shelf { kept: Vec::new(), tended: false }) }))
+    }
+
+    /// The one that was used last.
+    pub(crate) fn take(&self) -> Option<WarmConnection<DB>> {
+        let (connection, _) = self.0.shelf().kept.pop()?;
+        (!self.0.pool.is_closed()).then_some(connection)
+    }
+
+    /// Keeps a connection on which no transaction is open. While the pool has no other to give, it gets this one.
+    pub(crate) fn keep(&self, connection: WarmConnection<DB>) {
+        let pool = &self.0.pool;
+        let others = pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections();
+        let Ok(runtime) = Handle::try_current() else { return connection.discard() };
+        if !others || pool.is_closed() || connection.since.elapsed() >= AWAY {
+            return;
+        }
+        let mut shelf = self.0.shelf();
+        shelf.kept.push((connection, Instant::now()));
+        if !std::mem::replace(&mut shelf.tended, true) {
+            runtime.spawn(tend(Tended { state: Arc::downgrade(&self.0), ended: false }));
+        }
+    }
+
+    /// Gives all of them back to the pool.
+    pub(crate) fn clear(&self) {
+        let kept = std::mem::take(&mut self.0.shelf().kept);
+        drop(kept);
+    }
+}
+
+impl<DB: Database> Clone for Warm<DB> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<DB: Database> State<DB> {
+    fn shelf(&self) -> MutexGuard<'_, Shelf<DB>> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<DB: Database> Drop for State<DB> {
+    fn drop(&mut self) {
+        let shelf = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
+        shelf.kept.drain(..).for_each(|(connection, _)| connection.put_back());
+    }
+}
+
+/// Brings connections back to the pool that nobody has taken in time, until there are none.
+async fn tend<DB: Database>(mut tended: Tended<DB>) {
+    while !tended.ended {
+        sleep(KEPT).await;
+        let Some(state) = tended.state.upgrade() else { return };
+        let late = {
+            let mut shelf = state.shelf();
+            // Taken from the end, so the first are those that wait for longest.
+            let late = shelf.kept.iter().take_while(|(_, since)| since.elapsed() >= KEPT).count();
+            shelf.kept.drain(..late).collect::<Vec<_>>()
+        };
+        drop(late);
+        let mut shelf = state.shelf();
+        shelf.tended = !shelf.kept.is_empty();
+        tended.ended = !shelf.tended;
+    }
+}
+
+/// Somebody tends the shelf. When its runtime ends it, another has to, and what is on the shelf leads nowhere any more.
+struct Tended<DB: Database> {
+    state: Weak<State<DB>>,
+    /// In order, because there was nothing on it.
+    ended: bool,
+}
+
+impl<DB: Database> Drop for Tended<DB> {
+    fn drop(&mut self) {
+        let Some(state) = self.state.upgrade().filter(|_| !self.ended) else { return };
+        let kept = {
+            let mut shelf = state.shelf();
+            shelf.tended = false;
+            std::mem::take(&mut shelf.kept)
+        };
+        kept.into_iter().for_each(|(connection, _)| connection.discard());
+    }
+}
+
+impl<DB: Database> WarmConnection<DB> {
+    pub(crate) fn new(connection: PoolConnection<DB>) -> Self {
+        Self { connection, since: Instant::now() }
+    }
+
+    /// Back to the pool, which needs a runtime for it.
+    fn put_back(self) {
+        if Handle::try_current().is_err() {
+            self.discard();
+        }
+    }
+
+    fn discard(self) {
+        drop(self.connection.detach());
+    }
+
+    /// Closes the connection instead of giving it back.
+    pub(crate) fn close_on_drop(&mut self) {
+        self.connection.close_on_drop();
+    }
+}
+
+impl<DB: Database> Deref for WarmConnection<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        &self.connection
+    }
+}
+
+impl<DB: Database> DerefMut for WarmConnection<DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        &mut self.connection
+    }
+}

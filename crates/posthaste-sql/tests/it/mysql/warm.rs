@@ -1,0 +1,65 @@
+//! Connections that go from one transaction to the next.
+
+use std::time::Duration;
+
+use posthaste_core::store::{NewRow, WriteStore};
+use posthaste_sql::MySqlStore;
+use sqlx::mysql::MySqlPoolOptions;
+use tokio::time::{sleep, timeout};
+
+use super::Database;
+use crate::support::event;
+
+/// Longer than a connection waits for the next transaction.
+const LATER: Duration = Duration::from_millis(500);
+
+/// Writes an event in a transaction of its own, and tells which connection did it.
+async fn write_one(store: &MySqlStore, id: &str) -> u64 {
+    let mut tx = store.begin().await.unwrap();
+    let connection = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut *tx).await.unwrap();
+    store.insert(&mut tx, &[NewRow::new(event(id))]).await.unwrap();
+    store.commit_inserted(tx).await.unwrap();
+    connection
+}
+
+async fn reusing(database: &Database, connections: u32) -> MySqlStore {
+    let pool = MySqlPoolOptions::new().max_connections(connections).connect_with(database.options()).await.unwrap();
+    let store = MySqlStore::new(pool).reusing_connections();
+    store.migrate().await.unwrap();
+    store
+}
+
+#[tokio::test]
+async fn a_connection_goes_to_the_next_transaction_without_its_pool() {
+    let database = Database::new().await;
+    let store = reusing(&database, 8).await;
+    write_one(&store, "a").await;
+    sleep(LATER).await;
+    let (size, idle) = (store.pool().size(), store.pool().num_idle());
+    let last = write_one(&store, "b").await;
+    // A server that cannot say in the insert itself whether a transaction is open has the commit ask; sqlx then has to end
+    // what it counts as open, and the pool sees to that.
+    let kept = store.pool().num_idle() + 1 == idle;
+    assert!(kept || !is_mariadb(&store).await, "it did not wait for the next one");
+    assert_eq!(write_one(&store, "c").await, last);
+    sleep(LATER).await;
+    assert_eq!((store.pool().size(), store.pool().num_idle()), (size, idle), "it was not given back");
+    store.close().await;
+}
+
+async fn is_mariadb(store: &MySqlStore) -> bool {
+    let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(store.pool()).await.unwrap();
+    version.contains("MariaDB")
+}
+
+#[tokio::test]
+async fn a_pool_that_has_no_other_gets_it_back_at_once() {
+    let database = Database::new().await;
+    let store = reusing(&database, 1).await;
+    for id in ["a", "b", "c"] {
+        write_one(&store, id).await;
+        let asked = timeout(LATER, store.pool().acquire()).await.expect("the pool has nothing");
+        drop(asked.unwrap());
+    }
+    store.close().await;
+}

@@ -1,0 +1,125 @@
+//! Connections that go from one transaction to the next.
+
+use std::time::Duration;
+
+use posthaste_core::store::{NewRow, WriteStore};
+use posthaste_sql::PgStore;
+use sqlx::postgres::PgPoolOptions;
+use tokio::time::{sleep, timeout};
+
+use super::support::Database;
+use crate::support::event;
+
+/// Longer than a connection waits for the next transaction.
+const LATER: Duration = Duration::from_millis(500);
+
+/// Writes an event in a transaction of its own, and tells which backend did it.
+async fn write_one(store: &PgStore, id: &str) -> i32 {
+    let mut tx = store.begin().await.unwrap();
+    let backend = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
+    store.insert(&mut tx, &[NewRow::new(event(id))]).await.unwrap();
+    store.commit_inserted(tx).await.unwrap();
+    backend
+}
+
+async fn reusing(database: &Database, connections: u32) -> PgStore {
+    let store = database.store_with(PgPoolOptions::new().max_connections(connections)).await.reusing_connections();
+    store.migrate().await.unwrap();
+    store
+}
+
+#[tokio::test]
+async fn a_connection_goes_to_the_next_transaction_without_its_pool() {
+    let database = Database::new().await;
+    let store = reusing(&database, 8).await;
+    write_one(&store, "0").await;
+    sleep(LATER).await;
+    let (size, idle) = (store.pool().size(), store.pool().num_idle());
+    let first = write_one(&store, "a").await;
+    assert_eq!((store.pool().size(), store.pool().num_idle() + 1), (size, idle), "it did not wait for the next one");
+    assert_eq!(write_one(&store, "b").await, first);
+    sleep(LATER).await;
+    assert_eq!((store.pool().size(), store.pool().num_idle()), (size, idle), "it was not given back");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_pool_that_has_no_other_gets_it_back_at_once() {
+    let database = Database::new().await;
+    let store = reusing(&database, 1).await;
+    for id in ["a", "b", "c"] {
+        write_one(&store, id).await;
+        let asked = timeout(LATER, store.pool().acquire()).await.expect("the pool has nothing");
+        drop(asked.unwrap());
+    }
+    store.close().await;
+}
+
+#[tokio::test]
+async fn the_pool_sees_each_connection_now_and_then() {
+    let database = Database::new().await;
+    let lifetime = Duration::from_millis(200);
+    let pool = PgPoolOptions::new().max_connections(8).max_lifetime(lifetime).test_before_acquire(false);
+    let store = database.store_with(pool).await.reusing_connections();
+    store.migrate().await.unwrap();
+    let first = write_one(&store, "first").await;
+    let others = async {
+        for number in 0.. {
+            if write_one(&store, &number.to_string()).await != first {
+                break;
+            }
+        }
+    };
+    timeout(Duration::from_secs(20), others).await.expect("it has long been too old");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn one_that_the_server_has_ended_meanwhile_is_passed_by() {
+    let database = Database::new().await;
+    let store = reusing(&database, 8).await;
+    let first = write_one(&store, "a").await;
+    database.terminate("pid <> pg_backend_pid()").await;
+    assert_ne!(write_one(&store, "b").await, first);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn closing_does_not_wait_for_it_and_leaves_nothing() {
+    let database = Database::new().await;
+    let store = reusing(&database, 8).await;
+    write_one(&store, "a").await;
+    timeout(LATER, store.close()).await.expect("it is waited for");
+    assert!(store.begin().await.is_err());
+    assert_eq!(database.backends("pid <> pg_backend_pid()").await, 0);
+}
+
+#[test]
+fn a_store_may_outlive_its_runtime() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let store = runtime.block_on(async {
+        let database = Database::new().await;
+        let store = reusing(&database, 8).await;
+        write_one(&store, "a").await;
+        store
+    });
+    drop(runtime);
+    drop(store);
+}
+
+#[tokio::test]
+async fn a_transaction_that_was_rolled_back_or_dropped_leaves_nothing_open() {
+    let database = Database::new().await;
+    let store = reusing(&database, 1).await;
+    let mut tx = store.begin().await.unwrap();
+    store.insert(&mut tx, &[NewRow::new(event("a"))]).await.unwrap();
+    store.rollback(tx).await.unwrap();
+    let mut tx = store.begin().await.unwrap();
+    store.insert(&mut tx, &[NewRow::new(event("a"))]).await.unwrap();
+    store.savepoint(&mut tx).await.unwrap();
+    drop(tx);
+    write_one(&store, "a").await;
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM outbox_event").fetch_one(store.pool()).await.unwrap();
+    assert_eq!(rows, 1);
+    store.close().await;
+}
