@@ -28,7 +28,7 @@ pub(crate) struct Sizes {
 impl Sizes {
     pub(crate) const FULL: Self = Self {
         writing: Duration::from_secs(1),
-        turns: 3,
+        turns: 6,
         events: 100_000,
         done_beside: 1_000_000,
         latency: Duration::from_secs(10),
@@ -38,7 +38,7 @@ impl Sizes {
 
     pub(crate) const QUICK: Self = Self {
         writing: Duration::from_secs(1),
-        turns: 2,
+        turns: 4,
         events: 100_000,
         done_beside: 200_000,
         latency: Duration::from_secs(3),

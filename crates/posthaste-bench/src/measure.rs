@@ -43,6 +43,12 @@ impl Figures {
         Some((self.most()? - self.least()?) / self.median()?)
     }
 
+    /// In each round, these to those. Nothing where they have not taken part in the same rounds.
+    fn to(&self, others: &Self) -> Option<Self> {
+        let paired = self.0.len() == others.0.len();
+        paired.then(|| self.0.iter().zip(&others.0).map(|(figure, other)| figure / other).collect())
+    }
+
     pub(crate) fn rounds(&self) -> &[f64] {
         &self.0
     }
@@ -72,7 +78,8 @@ pub(crate) struct Measurement {
     pub(crate) ours: f64,
     /// The median of what it was measured against, or the bound.
     pub(crate) ceiling: f64,
-    /// Where more is better, ours to the ceiling; where less is, the ceiling to ours. More is always better.
+    /// Where more is better, ours to the ceiling, the median over the rounds; where less is, the ceiling to ours. More is
+    /// always better.
     pub(crate) ratio: f64,
     /// The least ratio that we want to see. Nothing where a figure is only told.
     pub(crate) goal: Option<f64>,
@@ -95,10 +102,12 @@ pub(crate) struct About<'a> {
 }
 
 impl About<'_> {
-    /// Ours against others, where more is better.
+    /// Ours against others, where more is better. The ratio is the median of those of the rounds: what the machine does to a
+    /// round it does to both.
     pub(crate) fn compare(&self, ours: &Figures, ceiling: &Figures, goal: Option<f64>) -> Measurement {
         let (our, their) = (ours.median().unwrap_or(f64::NAN), ceiling.median().unwrap_or(f64::NAN));
-        self.measurement(ours, ceiling.clone(), their, our / their, goal)
+        let ratio = ours.to(ceiling).and_then(|ratios| ratios.median()).unwrap_or(our / their);
+        self.measurement(ours, ceiling.clone(), their, ratio, goal)
     }
 
     /// Ours against a bound below which it must stay.
@@ -160,6 +169,9 @@ mod tests {
         let figures = |figure: f64| [figure].into_iter().collect::<Figures>();
         let more = about.compare(&figures(90.0), &figures(100.0), Some(0.95));
         assert_eq!((more.ratio, more.reached), (0.9, false));
+        // A slow round is slow for both.
+        let [ours, theirs] = [[90.0, 9.0, 95.0], [100.0, 10.0, 100.0]].map(|rounds| rounds.into_iter().collect());
+        assert_eq!(about.compare(&ours, &theirs, None).ratio, 0.9);
         assert!(about.at_most(&figures(40.0), 50.0).reached);
         assert!(!about.at_most(&figures(60.0), 50.0).reached);
         assert!(!about.at_least(&figures(40.0), 50.0).reached);

@@ -19,7 +19,11 @@ impl MariaDb {
     }
 
     async fn pool(&self) -> anyhow::Result<MySqlPool> {
-        Ok(MySqlPoolOptions::new().max_connections(CONNECTIONS).connect(self.served.url()).await?)
+        Ok(MySqlPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .test_before_acquire(false)
+            .connect(self.served.url())
+            .await?)
     }
 }
 
@@ -46,13 +50,13 @@ impl Subject for MariaDb {
         ] {
             sqlx::raw_sql(sql).execute(&pool).await?;
         }
-        let store = MySqlStore::new(pool);
+        let store = MySqlStore::new(pool).reusing_connections();
         store.migrate().await?;
         Ok(store)
     }
 
     async fn another(&self, _: &MySqlStore) -> anyhow::Result<MySqlStore> {
-        Ok(MySqlStore::new(self.pool().await?))
+        Ok(MySqlStore::new(self.pool().await?).reusing_connections())
     }
 
     fn deleting(store: MySqlStore) -> MySqlStore {

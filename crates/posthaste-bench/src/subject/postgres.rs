@@ -25,7 +25,7 @@ impl Postgres {
     }
 
     async fn pool(&self) -> anyhow::Result<PgPool> {
-        Ok(PgPoolOptions::new().max_connections(CONNECTIONS).connect(self.url()).await?)
+        Ok(PgPoolOptions::new().max_connections(CONNECTIONS).test_before_acquire(false).connect(self.url()).await?)
     }
 
     /// The URL of an empty database on the same server.
@@ -66,14 +66,14 @@ impl Subject for Postgres {
         let sql = "DROP TABLE IF EXISTS outbox_event, posthaste_migration, orders; \
                    CREATE TABLE orders (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer TEXT, total NUMERIC)";
         sqlx::raw_sql(sql).execute(&pool).await?;
-        let store = PgStore::new(pool);
+        let store = PgStore::new(pool).reusing_connections();
         store.migrate().await?;
         Self::settle_down(&store).await?;
         Ok(store)
     }
 
     async fn another(&self, _: &PgStore) -> anyhow::Result<PgStore> {
-        Ok(PgStore::new(self.pool().await?))
+        Ok(PgStore::new(self.pool().await?).reusing_connections())
     }
 
     fn deleting(store: PgStore) -> PgStore {
