@@ -53,18 +53,18 @@ struct Outgoing {
 /// one of so many events waits for those before it in any case. Slower ones are signalled at once, each commit.
 const MANY_ROWS: f64 = 2000.0;
 
-/// Over how long rows are counted, unless so many come sooner.
-const COUNTED: Duration = Duration::from_millis(20);
+/// Over how long rows are counted, at least.
+const COUNTED: Duration = Duration::from_millis(50);
 
 /// A signal that takes longer than this is followed by a pause in any case, as long as it took, and at most so long: then
 /// signals take half of one connection at most.
 const QUICK: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
-/// The least pause, and how many times as long as the signal took: so that of a busy database signals take a twentieth of one
+/// The least pause, and how many times as long as the signal took: so that of a busy database signals take a tenth of one
 /// connection at most.
-const PAUSE: Duration = Duration::from_millis(10);
-const PAUSE_FACTOR: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE_FACTOR: u32 = 8;
 
 /// The longest pause, also when there are many: whoever sleeps for a long interval relies on signals.
 const LONGEST_PAUSE_OF_MANY: Duration = Duration::from_millis(100);
@@ -132,12 +132,11 @@ impl Pace {
     /// Whether there are too many rows for a signal per commit.
     fn is_too_fast(&mut self, rows: u64) -> bool {
         let elapsed = self.since.elapsed();
-        let new = (rows - self.rows) as f64;
         if elapsed >= COUNTED {
-            self.per_second = new / elapsed.as_secs_f64();
+            self.per_second = (rows - self.rows) as f64 / elapsed.as_secs_f64();
             (self.since, self.rows) = (Instant::now(), rows);
         }
-        self.per_second > MANY_ROWS || new > MANY_ROWS * COUNTED.as_secs_f64()
+        self.per_second > MANY_ROWS
     }
 }
 
