@@ -11,6 +11,9 @@ macro_rules! event_columns {
     };
 }
 
+// After the macro, which it uses.
+pub(super) mod lanes;
+
 pub(super) const DIALECT: Dialect = Dialect {
     quote: '"',
     moment: ("", ""),
