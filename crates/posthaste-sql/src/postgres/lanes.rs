@@ -1,11 +1,13 @@
 //! Lanes: who has them, what is in them, and what becomes of it.
 
+mod hash;
 mod keys;
 mod prepare;
 mod read;
 mod settle;
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use posthaste_core::Event;
@@ -37,6 +39,8 @@ pub(super) struct Statements {
     settle_and_delete_done: SqlStr,
     settle_and_close: SqlStr,
     settle_delete_done_and_close: SqlStr,
+    /// Whether the server has said that its hash function is ours.
+    hashes_alike: AtomicBool,
 }
 
 impl Statements {
@@ -56,6 +60,7 @@ impl Statements {
             settle_and_delete_done: statement(sql::SETTLE_AND_DELETE_DONE),
             settle_and_close: statement(sql::SETTLE_AND_CLOSE),
             settle_delete_done_and_close: statement(sql::SETTLE_DELETE_DONE_AND_CLOSE),
+            hashes_alike: AtomicBool::new(false),
         }
     }
 }
@@ -66,9 +71,9 @@ impl LaneStore for PgStore {
         Box::pin(self.expect_lanes())
     }
 
-    /// The server alone knows its hash function.
-    fn lane_of(&self, _: &Event) -> Option<Lane> {
-        None
+    /// Known as soon as the server was asked for the number of lanes, unless it hashes otherwise than others do.
+    fn lane_of(&self, event: &Event) -> Option<Lane> {
+        self.sql.lanes.hashes_alike.load(Ordering::Relaxed).then(|| hash::lane_of(event))
     }
 
     fn lease_lanes<'a>(

@@ -79,6 +79,7 @@ pub(super) fn next_in(row: &PgRow) -> Result<Option<Duration>, sqlx::Error> {
 }
 
 /// What a read of lanes tells.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, and it is taken apart at once")]
 pub(super) enum OfLanes<'r> {
     /// A row, and when it was inserted.
     Row(Found, Timestamp),

@@ -1,5 +1,6 @@
 //! What a table needs to have lanes.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use posthaste_core::store::Error;
@@ -11,6 +12,7 @@ use super::super::PgStore;
 use super::super::fault::MIGRATE;
 use super::super::sql::DIALECT;
 use super::super::sql::lanes as sql;
+use super::hash::{PROBE, hashtextextended};
 use crate::lanes::{expect_count, not_prepared};
 
 /// How long to wait before asking again whether another process has built the index.
@@ -77,9 +79,13 @@ impl PgStore {
             Some((_, false)) => return Err(not_prepared(self.table(), "an index is not complete")),
             Some((_, true)) => {}
         }
-        let count = sqlx::query_scalar(self.sql.lanes.count.clone()).fetch_one(&mut *connection).await;
-        match count.map_err(|error| self.fault(error)) {
-            Ok(count) => expect_count(self.table(), count, sql::LANES),
+        let query = sqlx::query_as::<_, (i64, i64, bool)>(self.sql.lanes.count.clone()).bind(PROBE);
+        match query.fetch_one(&mut *connection).await.map_err(|error| self.fault(error)) {
+            Ok((count, hash, unicode)) => {
+                let alike = unicode && hash == hashtextextended(PROBE);
+                self.sql.lanes.hashes_alike.store(alike, Ordering::Relaxed);
+                expect_count(self.table(), count, sql::LANES)
+            }
             Err(Error::Schema { reason, .. }) => Err(not_prepared(self.table(), &reason)),
             Err(error) => Err(error),
         }

@@ -38,10 +38,19 @@ macro_rules! no_event {
     };
 }
 
+/// What is pending, in other words than those of the index for claims. With the same words that one would serve as well, and
+/// from statistics that were taken when everything was done the planner would take it, and walk all that is pending for each
+/// lane.
+macro_rules! pending_in_lane {
+    () => {
+        "status NOT IN (1, 3)"
+    };
+}
+
 /// What the index is on.
 macro_rules! indexed {
     () => {
-        concat!("((", lane!(""), "), seq) WHERE status IN (0, 2)")
+        concat!("((", lane!(""), "), seq) WHERE ", pending_in_lane!())
     };
 }
 
@@ -193,8 +202,12 @@ pub(in super::super) const PARTITION_WITHOUT: &str = "WITH whole AS MATERIALIZED
 /// Builds it for one partition. The server gives it a name that is free.
 pub(in super::super) const CREATE_INDEX_OF_ONE: &str = concat!("CREATE INDEX CONCURRENTLY ON {partition} ", indexed!());
 
-/// How many lanes there are; refused if nothing was prepared.
-pub(in super::super) const COUNT: &str = concat!("SELECT count(*) FROM ", lanes!());
+/// How many lanes there are; refused if nothing was prepared. And the hash of a text, and whether texts are hashed as we have
+/// them.
+pub(in super::super) const COUNT: &str = concat!(
+    "SELECT count(*), hashtextextended($1::text COLLATE \"C\", 0), current_setting('server_encoding') = 'UTF8' FROM ",
+    lanes!()
+);
 
 /// Takes up to $3 lanes that nobody has. Waits for the disk, so that no epoch comes twice.
 pub(in super::super) const LEASE: &str = concat!(
@@ -256,7 +269,9 @@ pub(in super::super) const READ: &str = concat!(
     event_columns!(),
     ", (SELECT clock_timestamp()), CASE WHEN locked_by IS NOT NULL THEN locked_at END FROM {table} AS t WHERE ",
     lane!("t."),
-    " = p.lane AND status IN (0, 2) AND seq > p.after AND seq <= p.until \
+    " = p.lane AND ",
+    pending_in_lane!(),
+    " AND seq > p.after AND seq <= p.until \
      AND ($8::bigint[])[width_bucket(seq, $8::bigint[])] IS DISTINCT FROM seq \
      AND (p.aggregate_id IS NULL \
      OR aggregate_id = p.aggregate_id AND coalesce(aggregate_type, '__GLOBAL__') = p.aggregate_type) \
