@@ -56,6 +56,9 @@ pub trait Fixture: Sized + Send + Sync + 'static {
     /// Commits it.
     fn commit_foreign(&self, tx: ForeignTx<Self>) -> impl Future<Output = ()> + Send;
 
+    /// Prepares the store for lanes.
+    fn prepare_lanes(&self) -> impl Future<Output = ()> + Send;
+
     /// Makes time pass for all rows.
     fn advance(&self, length: Duration) -> impl Future<Output = ()> + Send;
 

@@ -46,6 +46,8 @@ pub mod foreign;
 #[doc(hidden)]
 pub mod insert;
 #[doc(hidden)]
+pub mod lane_store;
+#[doc(hidden)]
 pub mod settle;
 #[doc(hidden)]
 pub mod table;
@@ -187,6 +189,21 @@ macro_rules! store_tests {
                 case_33_renew,
                 case_33_release,
             }
+            lane_store {
+                case_81_one_owner,
+                case_81_given_back,
+                case_81_relays,
+                case_82_read_by_number,
+                case_82_reads_are_fenced,
+                case_82_leases_of_rows,
+                case_82_undecodable_row,
+                case_82_redriven_and_deleted,
+                case_83_current_epoch,
+                case_83_epoch_of_before,
+                case_83_twice_in_a_batch,
+                case_84_closed_keys,
+                case_84_redriven_head,
+            }
             admin {
                 case_34_counts,
                 case_34_find,
@@ -284,6 +301,9 @@ macro_rules! store_tests {
             dispatch {
                 case_51_workers,
             }
+            lane_store {
+                case_83_lease_meets_settlement,
+            }
             nodes {
                 case_59_two_nodes,
                 case_61_hot_here_cold_there,
@@ -314,6 +334,9 @@ macro_rules! table_tests {
             savepoint {
                 case_79_cut_off_by_others,
             }
+            lane_store {
+                case_81_not_prepared,
+            }
             foreign {
                 case_76_inserted_by_another_program,
                 case_76_marked_by_another_program,
@@ -338,6 +361,10 @@ macro_rules! server_tests {
                 case_10_lost_deadlock,
                 case_10_lost_deadlock_in_a_savepoint,
                 case_10_lost_deadlock_of_somebody_else,
+            }
+            lane_store {
+                case_82_late_commit,
+                case_82_rolled_back,
             }
             clock {
                 case_77_an_hour_ahead,

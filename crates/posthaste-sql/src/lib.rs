@@ -29,6 +29,8 @@ pub mod driver;
 mod failover;
 #[cfg(feature = "mysql")]
 mod finish;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod lanes;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 mod many;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]

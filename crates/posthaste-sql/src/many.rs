@@ -1,5 +1,6 @@
 //! Statements about many rows, in databases that are told each of them.
 
+use std::borrow::Cow;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
@@ -20,7 +21,7 @@ pub(crate) struct Many {
     before: String,
     /// What stands in place of the first row, if it is another.
     first: Option<String>,
-    row: &'static str,
+    row: Cow<'static, str>,
     between: &'static str,
     after: String,
     made: [OnceLock<SqlStr>; SIZES],
@@ -29,11 +30,11 @@ pub(crate) struct Many {
 
 impl Many {
     /// The statement with `{rows}` in it replaced by rows.
-    pub(crate) fn new(statement: &str, row: &'static str, between: &'static str) -> Self {
+    pub(crate) fn new(statement: &str, row: impl Into<Cow<'static, str>>, between: &'static str) -> Self {
         let (before, after) = statement.split_once("{rows}").expect("the statement says where its rows are");
         let (before, after) = (before.to_owned(), after.to_owned());
         let made = [const { OnceLock::new() }; SIZES];
-        Self { before, first: None, row, between, after, made, last: Mutex::default() }
+        Self { before, first: None, row: row.into(), between, after, made, last: Mutex::default() }
     }
 
     /// The same statement with another first row.
@@ -81,7 +82,7 @@ impl Many {
     }
 
     fn make(&self, rows: usize) -> SqlStr {
-        let mut rows = vec![self.row; rows];
+        let mut rows = vec![&*self.row; rows];
         if let Some(first) = &self.first {
             rows[0] = first;
         }

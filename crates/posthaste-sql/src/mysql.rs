@@ -4,6 +4,7 @@ mod admin;
 mod claim;
 mod fault;
 mod insert;
+mod lanes;
 mod mark;
 mod migrate;
 mod patience;
@@ -20,7 +21,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use posthaste_core::EventId;
-use posthaste_core::store::{BoxFuture, Claim, Claimed, CommitError, Error, Lease, RelayStore, Settled, Settlement};
+use posthaste_core::store::{
+    BoxFuture, Claim, Claimed, CommitError, Error, LaneStore, Lease, RelayStore, Settled, Settlement,
+};
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions, MySqlSslMode};
 use sqlx::pool::PoolConnection;
 use sqlx::{ConnectOptions, Connection, MySql, SqlSafeStr, SqlStr, Transaction};
@@ -111,6 +114,7 @@ struct Statements {
     probe: SqlStr,
     table: TableName,
     mark: Mark,
+    lanes: lanes::Statements,
 }
 
 impl Statements {
@@ -138,6 +142,7 @@ impl Statements {
             renew: many(slots.renew, sql::LEASE),
             probe: sql::DIALECT.statement(sql::PROBE, &table),
             slots: sql::DIALECT.statements(&table),
+            lanes: lanes::Statements::new(&table),
             table,
             mark: Mark::default(),
         }
@@ -366,5 +371,10 @@ impl RelayStore for MySqlStore {
 
     fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
         patiently!(self, |store| store.try_release_all())
+    }
+
+    /// It says by itself, when it is asked for their number, if the table has none yet.
+    fn lanes(&self) -> Option<Arc<dyn LaneStore>> {
+        Some(Arc::new(self.clone()))
     }
 }

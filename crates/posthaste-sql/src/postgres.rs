@@ -5,6 +5,7 @@ mod claim;
 mod fault;
 mod insert;
 mod kept_plan;
+mod lanes;
 mod low_water;
 mod migrate;
 mod moment;
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
-use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
+use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, LaneStore, Lease, RelayStore, Settled, Settlement};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgSslMode, Postgres};
 use sqlx::{ConnectOptions, Connection, SqlStr};
@@ -33,6 +34,7 @@ use sqlx::{ConnectOptions, Connection, SqlStr};
 use crate::advice::{located, place};
 use crate::dialect::Slots;
 use crate::failover::{Failover, Writable};
+use crate::lanes::Prepared;
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
@@ -102,6 +104,7 @@ pub struct PgStore {
     one_table: Arc<OneTable>,
     low_water: Arc<LowWater>,
     kept_plan: Arc<KeptPlan>,
+    prepared: Arc<Prepared>,
 }
 
 /// Everything made from the name of the table.
@@ -119,6 +122,7 @@ struct Statements {
     settle_and_delete_done: SqlStr,
     notify: SqlStr,
     channel: String,
+    lanes: lanes::Statements,
 }
 
 impl Statements {
@@ -136,6 +140,7 @@ impl Statements {
             settle_and_delete_done: DIALECT.statement(SETTLE_AND_DELETE_DONE, &table),
             notify: DIALECT.statement(NOTIFY, &table),
             channel: DIALECT.fill(CHANNEL, &table),
+            lanes: lanes::Statements::new(&table),
             table,
         }
     }
@@ -161,8 +166,19 @@ impl PgStore {
         let sql = Arc::new(Statements::new(TableName::default()));
         let (failover, warm, partitioned) = (Failover::default(), None, None);
         let (one_table, low_water, kept_plan) = (Arc::default(), Arc::default(), Arc::default());
-        let (wake_ups, deletes_done) = (true, false);
-        Self { pool, failover, warm, sql, wake_ups, deletes_done, partitioned, one_table, low_water, kept_plan }
+        Self {
+            pool,
+            failover,
+            warm,
+            sql,
+            wake_ups: true,
+            deletes_done: false,
+            partitioned,
+            one_table,
+            low_water,
+            kept_plan,
+            prepared: Arc::default(),
+        }
     }
 
     /// A store at a `postgres:` URL, with a pool of up to 10 connections.
@@ -244,6 +260,7 @@ impl PgStore {
         self.partitioned = self.partitioned.map(|partitioned| Arc::new(partitioned.anew()));
         self.low_water = Arc::default();
         self.kept_plan = Arc::default();
+        self.prepared = Arc::default();
         Ok(self)
     }
 
@@ -380,5 +397,10 @@ impl RelayStore for PgStore {
 
     fn signal(&self) -> Option<Arc<dyn Signal>> {
         self.wake_ups.then(|| Arc::new(self.clone()) as Arc<_>)
+    }
+
+    /// It says by itself, when it is asked for their number, if the table has none yet.
+    fn lanes(&self) -> Option<Arc<dyn LaneStore>> {
+        Some(Arc::new(self.clone()))
     }
 }

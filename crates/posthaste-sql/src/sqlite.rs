@@ -5,6 +5,7 @@ mod claim;
 mod fault;
 mod gate;
 mod insert;
+mod lanes;
 mod migrate;
 mod row;
 mod settle;
@@ -22,12 +23,13 @@ use std::time::Duration;
 use futures_util::TryFutureExt;
 use posthaste_core::EventId;
 use posthaste_core::Timestamp;
-use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
+use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, LaneStore, Lease, RelayStore, Settled, Settlement};
 use sqlx::SqlStr;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use crate::advice::located;
 use crate::dialect::Slots;
+use crate::lanes::Prepared;
 use crate::many::Many;
 use crate::table::TableName;
 use crate::url::{Scheme, expect};
@@ -96,6 +98,8 @@ struct Statements {
     insert_asking: Many,
     insert_plain_asking: Many,
     take_back: SqlStr,
+    lanes: lanes::Statements,
+    prepared: Prepared,
 }
 
 impl Statements {
@@ -109,6 +113,8 @@ impl Statements {
             insert: many(sql::DIALECT.slots.insert, sql::INSERT_ROW),
             insert_plain: many(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
             slots: sql::DIALECT.statements(&table),
+            lanes: lanes::Statements::new(&table),
+            prepared: Prepared::default(),
             table,
         }
     }
@@ -368,6 +374,7 @@ macro_rules! patiently {
         }
     };
 }
+use patiently;
 
 /// Each of these waits up to 30 s for transactions of other processes before it answers [`Error::Busy`].
 impl RelayStore for SqliteStore {
@@ -385,5 +392,10 @@ impl RelayStore for SqliteStore {
 
     fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
         Box::pin(patiently!(self, self.try_release_all()))
+    }
+
+    /// It says by itself, when it is asked for their number, if the table has none yet.
+    fn lanes(&self) -> Option<Arc<dyn LaneStore>> {
+        Some(Arc::new(self.clone()))
     }
 }

@@ -8,7 +8,6 @@ mod containment;
 #[cfg(feature = "testing")]
 mod gate;
 mod instrument;
-mod lane_store;
 mod lanes;
 mod listeners;
 mod properties;

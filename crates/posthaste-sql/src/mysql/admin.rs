@@ -2,7 +2,7 @@
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, Counts, Cursor, Error, Filter, Order, Page, Purge, Record, Redrive, Status,
+    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Order, Page, Purge, Record, Redrive, Status,
 };
 use sqlx::{MySql, QueryBuilder};
 
@@ -37,6 +37,20 @@ impl AdminStore for MySqlStore {
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
         let purge = purge.clone();
         patiently!(self, |store| store.try_purge(&purge))
+    }
+
+    fn closed_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<ClosedKey>, Error>> {
+        patiently!(self, |store| store.try_closed_keys(limit))
+    }
+
+    fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        let key = key.clone();
+        patiently!(self, |store| store.try_reopen(&key, true))
+    }
+
+    fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        let key = key.clone();
+        patiently!(self, |store| store.try_reopen(&key, false))
     }
 }
 
@@ -88,6 +102,9 @@ impl MySqlStore {
         for ids in parts {
             let left = limit(redrive.chunk).saturating_sub_unsigned(redriven);
             redriven += self.redrive_query(&redrive.filter, ids, left).build().execute(&mut *tx).await?.rows_affected();
+        }
+        if redriven > 0 {
+            self.reopen_redriven(&mut tx).await?;
         }
         tx.commit().await?;
         Ok(redriven)

@@ -52,7 +52,7 @@ impl MySqlStore {
         migrated
     }
 
-    async fn lock(&self, connection: &mut MySqlConnection) -> Result<(), Error> {
+    pub(super) async fn lock(&self, connection: &mut MySqlConnection) -> Result<(), Error> {
         let lock = sqlx::query_scalar::<_, Option<i64>>(LOCK_MIGRATION)
             .bind(self.table().schema())
             .bind(self.table().name())

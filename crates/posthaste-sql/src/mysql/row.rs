@@ -5,6 +5,8 @@ use posthaste_core::{EventId, Timestamp};
 use sqlx::mysql::{MySql, MySqlRow};
 use sqlx::{Decode, Row, Type};
 
+use crate::lanes::{Found, key, lane};
+
 /// The columns, where the claim and the list put them.
 mod column {
     pub(super) const EVENT_ID: usize = 0;
@@ -24,6 +26,11 @@ mod column {
     // Of a claim only.
     pub(super) const LAG: usize = 14;
     pub(super) const CLAIMED_AVAILABLE_AT: usize = 15;
+    // Of a read of lanes only.
+    pub(super) const LANE: usize = 14;
+    pub(super) const READ_AT: usize = 15;
+    pub(super) const DUE_AT: usize = 16;
+    pub(super) const LEASED_AT: usize = 17;
     // Of a list only.
     pub(super) const STATUS: usize = 14;
     pub(super) const LAST_ERROR: usize = 15;
@@ -50,6 +57,21 @@ pub(super) fn claimed(row: &MySqlRow) -> Result<ClaimedRow, Malformed> {
     event
         .and_then(|event| attempts(row).map(|attempts| ClaimedRow { seq: seq(row), event, attempts, lag }))
         .map_err(|reason| Malformed { id: id(row), reason })
+}
+
+/// Reads a row of a lane.
+pub(super) fn in_lane(row: &MySqlRow) -> Found {
+    Found {
+        lane: lane(number(row, column::LANE)),
+        seq: seq(row),
+        id: id(row),
+        read_at: Timestamp::from_micros(number(row, column::READ_AT)),
+        available_at: Timestamp::from_micros(number(row, column::DUE_AT)),
+        leased_at: optional(row, column::LEASED_AT).map(Timestamp::from_micros),
+        key: key(optional(row, column::AGGREGATE_TYPE), optional(row, column::AGGREGATE_ID)),
+        attempts: attempts(row),
+        raw: raw(row),
+    }
 }
 
 /// Reads a row for an operator. What cannot be read is shown as far as it can.

@@ -95,7 +95,7 @@ impl MySqlStore {
     }
 }
 
-type Statement<'q> = Query<'q, MySql, MySqlArguments>;
+pub(super) type Statement<'q> = Query<'q, MySql, MySqlArguments>;
 
 /// The items, and the last of them again and again up to that size. To name a row twice changes nothing.
 pub(super) fn fill<T>(items: &[T], size: usize) -> impl Iterator<Item = &T> {
@@ -178,36 +178,15 @@ fn lease_of(settlement: &Settlement) -> (&str, &str) {
     (settlement.id.as_str(), settlement.lease.as_str())
 }
 
-/// A change of a row; nothing where the column stays as it is.
+/// A change of a row under a lease.
 struct Change<'a> {
     lease: (&'a str, &'a str),
-    status: Option<i16>,
-    attempts: i16,
-    delay: Option<i64>,
-    error: Option<String>,
+    columns: Columns,
 }
 
 impl<'a> Change<'a> {
     fn of(settlement: &'a Settlement) -> Option<Self> {
-        let as_it_is = Self { lease: lease_of(settlement), status: None, attempts: 0, delay: None, error: None };
-        Some(match &settlement.action {
-            Action::Done => return None,
-            Action::Retry { delay, error } => Self {
-                status: Some(Status::Retry.code()),
-                attempts: 1,
-                delay: Some(length(*delay)),
-                error: Some(cut_error(error)),
-                ..as_it_is
-            },
-            Action::Defer { delay } => Self { delay: Some(length(*delay)), ..as_it_is },
-            Action::Dead { error, counts } => Self {
-                status: Some(Status::Dead.code()),
-                attempts: i16::from(*counts),
-                error: Some(cut_error(error)),
-                ..as_it_is
-            },
-            Action::Release => as_it_is,
-        })
+        Some(Self { lease: lease_of(settlement), columns: Columns::of(&settlement.action)? })
     }
 
     fn bind<'q>(&self, query: Statement<'q>) -> Statement<'q>
@@ -215,6 +194,42 @@ impl<'a> Change<'a> {
         'a: 'q,
     {
         let (id, lease) = self.lease;
-        query.bind(id).bind(lease).bind(self.status).bind(self.attempts).bind(self.delay).bind(self.error.clone())
+        self.columns.bind(query.bind(id).bind(lease))
+    }
+}
+
+/// A change of a row; nothing where the column stays as it is.
+#[derive(Default)]
+pub(super) struct Columns {
+    status: Option<i16>,
+    attempts: i16,
+    delay: Option<i64>,
+    error: Option<String>,
+}
+
+impl Columns {
+    /// What becomes of a row, unless it is done.
+    pub(super) fn of(action: &Action) -> Option<Self> {
+        Some(match action {
+            Action::Done => return None,
+            Action::Retry { delay, error } => Self {
+                status: Some(Status::Retry.code()),
+                attempts: 1,
+                delay: Some(length(*delay)),
+                error: Some(cut_error(error)),
+            },
+            Action::Defer { delay } => Self { delay: Some(length(*delay)), ..Self::default() },
+            Action::Dead { error, counts } => Self {
+                status: Some(Status::Dead.code()),
+                attempts: i16::from(*counts),
+                delay: None,
+                error: Some(cut_error(error)),
+            },
+            Action::Release => Self::default(),
+        })
+    }
+
+    pub(super) fn bind<'q>(&self, query: Statement<'q>) -> Statement<'q> {
+        query.bind(self.status).bind(self.attempts).bind(self.delay).bind(self.error.clone())
     }
 }

@@ -41,6 +41,9 @@ macro_rules! claimable {
     };
 }
 
+// After the macros, which it uses.
+pub(super) mod lanes;
+
 /// In a template, `{rows}` stands for as many of the rows below as a statement is about.
 pub(super) const DIALECT: Dialect = Dialect {
     quote: '`',

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, Counts, Cursor, Error, Filter, Maintained, Order, Page, Purge, Record, Redrive, Status,
+    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Maintained, Order, Page, Purge, Record,
+    Redrive, Status,
 };
 use sqlx::QueryBuilder;
 use sqlx::postgres::Postgres;
 
 use super::moment::interval;
 use super::sql::DIALECT;
-use super::{PgStore, row};
+use super::{PgStore, row, sql};
 use crate::admin::{FINAL, limit, push_filter};
 
 /// Rows that somebody else is changing are passed by: they change already.
@@ -50,7 +51,12 @@ impl AdminStore for PgStore {
     }
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
-        Box::pin(self.retrying(|| self.run(self.redrive_query(redrive))))
+        Box::pin(async move {
+            if self.has_keys().await? {
+                return self.retrying(|| self.count(self.redrive_with_keys_query(redrive))).await;
+            }
+            self.retrying(|| self.run(self.redrive_query(redrive))).await
+        })
     }
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
@@ -74,6 +80,18 @@ impl AdminStore for PgStore {
     fn maintain<'a>(&'a self, kept: &'a Purge) -> BoxFuture<'a, Result<Maintained, Error>> {
         Box::pin(self.try_maintain(kept))
     }
+
+    fn closed_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<ClosedKey>, Error>> {
+        Box::pin(self.list_closed_keys(limit))
+    }
+
+    fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(self.reopen(key, true))
+    }
+
+    fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(self.reopen(key, false))
+    }
 }
 
 impl PgStore {
@@ -92,7 +110,20 @@ impl PgStore {
     }
 
     fn redrive_query(&self, redrive: &Redrive) -> QueryBuilder<Postgres> {
-        let mut query = QueryBuilder::new(self.sql.slots.redrive.as_str());
+        self.redrive_after("", redrive)
+    }
+
+    /// The same where keys may be closed.
+    fn redrive_with_keys_query(&self, redrive: &Redrive) -> QueryBuilder<Postgres> {
+        let (before, after) = sql::lanes::REDRIVE;
+        let mut query = self.redrive_after(before, redrive);
+        query.push(DIALECT.fill(after, self.table()));
+        query
+    }
+
+    fn redrive_after(&self, before: &str, redrive: &Redrive) -> QueryBuilder<Postgres> {
+        let mut query = QueryBuilder::new(before);
+        query.push(self.sql.slots.redrive.as_str());
         push_wanted(&mut query, redrive);
         query.push(" ORDER BY seq LIMIT ").push_bind(limit(redrive.chunk)).push(LOCK);
         // Another partition may have other rows with these numbers.
@@ -151,6 +182,12 @@ impl PgStore {
     /// made while the table was small would walk the whole of it once it is large.
     async fn run(&self, mut query: QueryBuilder<Postgres>) -> Result<u64, sqlx::Error> {
         Ok(query.build().persistent(false).execute(&mut *self.acquire().await?).await?.rows_affected())
+    }
+
+    /// The same for one that counts the rows itself.
+    async fn count(&self, mut query: QueryBuilder<Postgres>) -> Result<u64, sqlx::Error> {
+        let query = query.build_query_scalar::<i64>().persistent(false);
+        Ok(query.fetch_one(&mut *self.acquire().await?).await?.unsigned_abs())
     }
 }
 

@@ -75,7 +75,7 @@ impl PgStore {
         }
     }
 
-    async fn is_partitioned(&self, connection: &mut PgConnection) -> Result<Option<bool>, Error> {
+    pub(super) async fn is_partitioned(&self, connection: &mut PgConnection) -> Result<Option<bool>, Error> {
         let query = sqlx::query_scalar(DIALECT.statement(IS_PARTITIONED, self.table()));
         query.fetch_one(connection).await.map_err(|error| self.fault(error))
     }
@@ -160,7 +160,10 @@ impl PgStore {
     /// Changes the schema in a transaction that no other of these runs beside.
     ///
     /// On a connection that does not go back to the pool: dropped half-way, it ends with its transaction.
-    async fn alone(&self, change: impl AsyncFnOnce(&mut PgConnection) -> Result<(), Error>) -> Result<(), Error> {
+    pub(super) async fn alone(
+        &self,
+        change: impl AsyncFnOnce(&mut PgConnection) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?.detach();
         let mut tx = connection.begin_with(BEGIN).await.map_err(|error| self.fault(error))?;
         sqlx::raw_sql(LOCK_MIGRATION).execute(&mut *tx).await.map_err(|error| self.fault(error))?;

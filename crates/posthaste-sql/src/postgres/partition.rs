@@ -236,7 +236,7 @@ impl PgStore {
     }
 
     /// A connection that does not go back to the pool: dropped half-way, it ends with its transaction.
-    async fn own_connection(&self) -> Result<PgConnection, Error> {
+    pub(super) async fn own_connection(&self) -> Result<PgConnection, Error> {
         Ok(self.pool.acquire().await.map_err(|error| self.fault(error))?.detach())
     }
 }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use posthaste_core::store::{ClaimedRow, Malformed, RawRow, Record, RowState, Status};
+use posthaste_core::store::{ClaimedRow, LaneLease, Malformed, RawRow, Record, RowState, Status};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::moment::Moment;
+use crate::lanes::{Found, key, lane};
 
 /// The columns, where the claim and the list put them.
 mod column {
@@ -30,6 +31,13 @@ mod column {
     // Of a claim.
     pub(super) const CLAIMED_AT: usize = 15;
     pub(super) const NEXT_AVAILABLE: usize = 16;
+
+    // Of a read of lanes.
+    pub(super) const READ_AT: usize = 15;
+    pub(super) const LEASED_AT: usize = 16;
+    pub(super) const LANE: usize = 17;
+    pub(super) const LOST_EPOCH: usize = 18;
+    pub(super) const WRITER: usize = 19;
 
     // Of a list.
     pub(super) const STATUS: usize = 15;
@@ -68,6 +76,44 @@ pub(super) fn next_in(row: &PgRow) -> Result<Option<Duration>, sqlx::Error> {
     let Moment(claimed_at) = row.try_get(column::CLAIMED_AT)?;
     let next: Option<Moment> = row.try_get(column::NEXT_AVAILABLE)?;
     Ok(next.map(|Moment(next)| next.since(claimed_at)))
+}
+
+/// What a read of lanes tells.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, and it is taken apart at once")]
+pub(super) enum OfLanes<'r> {
+    /// A row, and when it was inserted.
+    Row(Found, Timestamp),
+    /// A lane that is not held under that epoch.
+    Lost(LaneLease),
+    /// Somebody whose transaction is open.
+    Open(&'r str),
+}
+
+/// Reads what a read of lanes tells.
+pub(super) fn of_lanes(row: &PgRow) -> Result<OfLanes<'_>, sqlx::Error> {
+    if let Some(writer) = row.try_get(column::WRITER)? {
+        return Ok(OfLanes::Open(writer));
+    }
+    let lane = lane(row.try_get(column::LANE)?);
+    if let Some(epoch) = row.try_get(column::LOST_EPOCH)? {
+        return Ok(OfLanes::Lost(LaneLease { lane, epoch }));
+    }
+    let raw = raw(row)?;
+    let created_at = Timestamp::from_micros(raw.created_at);
+    let Moment(read_at) = row.try_get(column::READ_AT)?;
+    let Moment(available_at) = row.try_get(column::AVAILABLE_AT)?;
+    let found = Found {
+        lane,
+        seq: row.try_get(column::SEQ)?,
+        id: raw.event_id.clone(),
+        read_at,
+        available_at,
+        leased_at: row.try_get::<Option<Moment>, _>(column::LEASED_AT)?.map(|Moment(leased_at)| leased_at),
+        key: key(raw.aggregate_type.as_deref(), raw.aggregate_id.as_deref()),
+        attempts: attempts(row)?,
+        raw: Ok(raw),
+    };
+    Ok(OfLanes::Row(found, created_at))
 }
 
 /// Reads a row for an operator.

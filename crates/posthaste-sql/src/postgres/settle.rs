@@ -118,8 +118,7 @@ impl PgStore {
                 .bind(changes.into_iter().map(|change| change.error).collect::<Vec<_>>())
         };
         let applied: Vec<i64> = query.bind_since(since).fetch_all(connection).await?;
-        // Places of rows count from one.
-        Ok(applied.into_iter().map(|place| usize::try_from(place - 1).expect("a place in an array")).collect())
+        Ok(applied.into_iter().map(place_in_array).collect())
     }
 }
 
@@ -128,7 +127,12 @@ type Round<'a> = [(usize, &'a Settlement)];
 
 type Scalars<'q> = QueryScalar<'q, Postgres, i64, PgArguments>;
 
-trait BindSince {
+/// Places of rows count from one.
+pub(super) fn place_in_array(place: i64) -> usize {
+    usize::try_from(place - 1).expect("a place in an array")
+}
+
+pub(super) trait BindSince {
     /// Binds the moment since which rows were inserted, if there is one.
     fn bind_since(self, since: Option<Timestamp>) -> Self;
 }
@@ -188,7 +192,7 @@ fn places(seqs: &[i64], applied: &[i64]) -> Vec<usize> {
 }
 
 /// A settlement; of rows that were inserted since a moment, if there is one, which is the parameter with that number.
-fn inserted(sql: &SqlStr, parameter: usize, since: Option<Timestamp>) -> SqlStr {
+pub(super) fn inserted(sql: &SqlStr, parameter: usize, since: Option<Timestamp>) -> SqlStr {
     if since.is_none() {
         return sql.clone();
     }
@@ -226,14 +230,14 @@ fn ids<'a>(round: &Round<'a>) -> Vec<&'a str> {
 
 /// What becomes of a row; nothing where a column stays as it is.
 #[derive(Default)]
-struct Change {
-    status: Option<Status>,
-    attempts: i32,
-    delay: Option<PgInterval>,
-    error: Option<String>,
+pub(super) struct Change {
+    pub(super) status: Option<Status>,
+    pub(super) attempts: i32,
+    pub(super) delay: Option<PgInterval>,
+    pub(super) error: Option<String>,
 }
 
-fn change(action: &Action) -> Change {
+pub(super) fn change(action: &Action) -> Change {
     match action {
         Action::Done => Change { status: Some(Status::Done), ..Change::default() },
         Action::Retry { delay, error } => Change {

@@ -153,14 +153,23 @@ macro_rules! settlements {
     };
 }
 
-/// Settles rows of every kind. Where a change is NULL the column stays as it is.
+/// What a settlement of any kind makes of a row. Where a change is NULL the column stays as it is.
+macro_rules! change {
+    () => {
+        "SET status = coalesce(s.status, t.status), attempts = t.attempts + s.attempts, \
+         available_at = coalesce((SELECT clock_timestamp()) + s.delay, t.available_at), \
+         done_at = CASE WHEN s.status IN (1, 3) THEN (SELECT clock_timestamp()) ELSE t.done_at END, \
+         last_error = coalesce(s.error, t.last_error), locked_by = NULL, locked_at = NULL "
+    };
+}
+
+/// Settles rows of every kind.
 macro_rules! settle_other {
     ($($condition:literal)?) => {
         concat!(
-            "UPDATE {table} AS t SET status = coalesce(s.status, t.status), attempts = t.attempts + s.attempts, \
-             available_at = coalesce((SELECT clock_timestamp()) + s.delay, t.available_at), \
-             done_at = CASE WHEN s.status IN (1, 3) THEN (SELECT clock_timestamp()) ELSE t.done_at END, \
-             last_error = coalesce(s.error, t.last_error), locked_by = NULL, locked_at = NULL FROM ",
+            "UPDATE {table} AS t ",
+            change!(),
+            "FROM ",
             settlements!(),
             held!(),
             $($condition,)?
@@ -169,6 +178,9 @@ macro_rules! settle_other {
         )
     };
 }
+
+// After the macros, which it uses.
+pub(super) mod lanes;
 
 // The clock is asked in a subquery: so it is asked once, after the rows that a statement sees were written, and what it
 // says can be looked up in an index. now() would be the moment at which the transaction began.

@@ -2,7 +2,7 @@
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, Counts, Cursor, Error, Filter, Order, Page, Purge, Record, Redrive, Status,
+    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Order, Page, Purge, Record, Redrive, Status,
 };
 use sqlx::sqlite::{Sqlite, SqliteArguments};
 use sqlx::{Arguments, QueryBuilder};
@@ -44,7 +44,12 @@ impl AdminStore for SqliteStore {
     }
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
-        Box::pin(self.run(self.redrive_query(redrive)))
+        Box::pin(async move {
+            if self.has_keys().await? {
+                return self.redrive_with_keys(redrive).await;
+            }
+            self.run(self.redrive_query(redrive)).await
+        })
     }
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
@@ -54,6 +59,18 @@ impl AdminStore for SqliteStore {
                 None => Ok(0),
             }
         })
+    }
+
+    fn closed_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<ClosedKey>, Error>> {
+        Box::pin(self.list_closed_keys(limit))
+    }
+
+    fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(self.reopen(key, true))
+    }
+
+    fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(self.reopen(key, false))
     }
 }
 
@@ -72,7 +89,7 @@ impl SqliteStore {
         query
     }
 
-    fn redrive_query(&self, redrive: &Redrive) -> QueryBuilder<Sqlite> {
+    pub(super) fn redrive_query(&self, redrive: &Redrive) -> QueryBuilder<Sqlite> {
         let mut moment = SqliteArguments::default();
         moment.add(self.now().as_micros()).expect("a number can be bound");
         let mut query = QueryBuilder::with_arguments(self.sql.slots.redrive.as_str(), moment);

@@ -1,9 +1,11 @@
 //! Reading rows, whatever stands in them: SQLite keeps a value of any type in a column of any type.
 
-use posthaste_core::store::{ClaimedRow, Malformed, RawRow, Record, RowState, Status};
+use posthaste_core::store::{ClaimedRow, Lane, Malformed, RawRow, Record, RowState, Status};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::sqlite::{Sqlite, SqliteRow};
 use sqlx::{Decode, Row, Type};
+
+use crate::lanes::{Found, key};
 
 /// The columns, where the claim and the list put them.
 mod column {
@@ -22,6 +24,12 @@ mod column {
     pub(super) const SEQ: usize = 12;
     pub(super) const ATTEMPTS: usize = 13;
     pub(super) const AVAILABLE_AT: usize = 14;
+
+    // Of a read of lanes.
+    pub(super) const LEASED_AT: usize = 15;
+    pub(super) const HELD: usize = 16;
+
+    // Of a list.
     pub(super) const STATUS: usize = 15;
     pub(super) const DONE_AT: usize = 16;
     pub(super) const LAST_ERROR: usize = 17;
@@ -44,6 +52,26 @@ pub(super) fn taken(row: &SqliteRow, now: Timestamp) -> Taken {
     let event = raw(row).and_then(RawRow::decode);
     let row_or_reason = event.and_then(|event| attempts(row).map(|attempts| ClaimedRow { seq, event, attempts, lag }));
     Taken { available_at, seq, row: row_or_reason.map_err(|reason| Malformed { id: id(row), reason }) }
+}
+
+/// Whether the lane is held, where a read of lanes says so.
+pub(super) fn is_held(row: &SqliteRow) -> bool {
+    number(row, column::HELD) == 1
+}
+
+/// Reads a row of a lane.
+pub(super) fn in_lane(row: &SqliteRow, lane: Lane, now: Timestamp) -> Found {
+    Found {
+        lane,
+        seq: number(row, column::SEQ),
+        id: id(row),
+        read_at: now,
+        available_at: Timestamp::from_micros(number(row, column::AVAILABLE_AT)),
+        leased_at: optional(row, column::LEASED_AT).map(Timestamp::from_micros),
+        key: key(optional(row, column::AGGREGATE_TYPE), optional(row, column::AGGREGATE_ID)),
+        attempts: attempts(row),
+        raw: raw(row),
+    }
 }
 
 /// Reads a row for an operator. What cannot be read is shown as far as it can.

@@ -11,7 +11,7 @@ use super::tx::begin_immediate;
 
 /// Up to how many runs of numbers are settled by a statement each. More of them are settled by one statement, for which
 /// SQLite makes a table of the numbers first.
-const MAX_RUNS: usize = 8;
+pub(super) const MAX_RUNS: usize = 8;
 
 impl SqliteStore {
     pub(super) async fn try_settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, sqlx::Error> {
@@ -160,7 +160,8 @@ impl Round<'_> {
 
     /// Every other change.
     fn others(&self, now: Timestamp) -> Option<String> {
-        let changes: Vec<_> = self.settlements.iter().filter_map(|settlement| change(settlement, now)).collect();
+        let changes: Vec<_> =
+            self.settlements.iter().filter_map(|settlement| change_under_lease(settlement, now)).collect();
         (!changes.is_empty()).then(|| serde_json::to_string(&changes).expect("texts and numbers are JSON"))
     }
 }
@@ -168,20 +169,28 @@ impl Round<'_> {
 /// Id, lease, status, attempts to add, available_at, done_at and error; nothing where the column stays as it is.
 type Change<'a> = (&'a str, &'a str, Option<i16>, u8, Option<i64>, Option<i64>, Option<String>);
 
-fn change(settlement: &Settlement, now: Timestamp) -> Option<Change<'_>> {
-    let (id, lease) = (settlement.id.as_str(), settlement.lease.as_str());
-    Some(match &settlement.action {
+/// The same without id and lease.
+type Columns = (Option<i16>, u8, Option<i64>, Option<i64>, Option<String>);
+
+fn change_under_lease(settlement: &Settlement, now: Timestamp) -> Option<Change<'_>> {
+    let (status, attempts, available_at, done_at, error) = change(&settlement.action, now)?;
+    Some((settlement.id.as_str(), settlement.lease.as_str(), status, attempts, available_at, done_at, error))
+}
+
+/// What becomes of a row, unless it is done.
+pub(super) fn change(action: &Action, now: Timestamp) -> Option<Columns> {
+    Some(match action {
         Action::Done => return None,
         Action::Retry { delay, error } => {
             let available_at = Some((now + *delay).as_micros());
-            (id, lease, Some(Status::Retry.code()), 1, available_at, None, Some(cut_error(error)))
+            (Some(Status::Retry.code()), 1, available_at, None, Some(cut_error(error)))
         }
-        Action::Defer { delay } => (id, lease, None, 0, Some((now + *delay).as_micros()), None, None),
+        Action::Defer { delay } => (None, 0, Some((now + *delay).as_micros()), None, None),
         Action::Dead { error, counts } => {
             let done_at = Some(now.as_micros());
-            (id, lease, Some(Status::Dead.code()), u8::from(*counts), None, done_at, Some(cut_error(error)))
+            (Some(Status::Dead.code()), u8::from(*counts), None, done_at, Some(cut_error(error)))
         }
-        Action::Release => (id, lease, None, 0, None, None, None),
+        Action::Release => (None, 0, None, None, None),
     })
 }
 

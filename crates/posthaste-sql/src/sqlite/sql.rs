@@ -11,6 +11,9 @@ macro_rules! event_columns {
     };
 }
 
+// After the macro, which it uses.
+pub(super) mod lanes;
+
 pub(super) const DIALECT: Dialect = Dialect {
     quote: '"',
     moment: ("", ""),
@@ -183,5 +186,28 @@ mod tests {
         let counts = store.plan(store.sql.slots.counts.as_str(), 0).await;
         assert!(counts.contains("INDEX outbox_event_pending"), "{counts}");
         assert!(counts.contains("COVERING INDEX outbox_event_final"), "{counts}");
+    }
+
+    #[tokio::test]
+    async fn lanes_are_read_in_their_order_and_settled_by_number() {
+        let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
+        store.migrate().await.unwrap();
+        store.prepare_lanes().await.unwrap();
+        let plan = async |template: &str, parameters| {
+            store.plan(&super::DIALECT.fill(template, store.table()), parameters).await
+        };
+        let read = plan(super::lanes::READ, 9).await;
+        assert!(read.contains("SEARCH t USING INDEX outbox_event_lane_seq (seq>? AND seq<?)"), "{read}");
+        assert!(!read.contains("TEMP B-TREE") && !read.contains("SCAN t"), "{read}");
+        for (template, parameters) in [(super::lanes::SETTLE_DONE, 2), (super::lanes::DELETE_DONE, 1)] {
+            let settle = plan(template, parameters).await;
+            assert!(settle.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid=?)"), "{settle}");
+        }
+        for (template, parameters) in [(super::lanes::SETTLE_DONE_RUN, 3), (super::lanes::DELETE_DONE_RUN, 2)] {
+            let settle = plan(template, parameters).await;
+            assert!(settle.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"), "{settle}");
+        }
+        let other = plan(super::lanes::SETTLE_OTHER, 1).await;
+        assert!(other.contains("SEARCH t USING INTEGER PRIMARY KEY (rowid=?)"), "{other}");
     }
 }

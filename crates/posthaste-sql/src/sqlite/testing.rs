@@ -11,6 +11,8 @@ use posthaste_core::testing::PassTime;
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 
+use super::sql::DIALECT;
+use super::sql::lanes::AGE;
 use super::{CONNECTIONS, SqliteStore};
 
 /// A store in a new SQLite database with its table, in a file of its own, which is deleted when the last clone of the
@@ -88,9 +90,14 @@ impl PassTime for SqliteStore {
         let micros = i64::try_from(length.as_micros()).unwrap_or(i64::MAX);
         Box::pin(async move {
             let age = async {
+                let lanes = if self.has_keys().await? { &AGE[..] } else { &[] };
+                let lanes = lanes.iter().map(|template| DIALECT.fill(template, self.table()));
                 let _turn = self.gate.enter().await?;
-                let aged = sqlx::query(AssertSqlSafe(sql)).bind(micros).execute(self.pool()).await;
-                aged.map_err(|error| self.fault(error))
+                for sql in std::iter::once(sql).chain(lanes) {
+                    let aged = sqlx::query(AssertSqlSafe(sql)).bind(micros).execute(self.pool()).await;
+                    aged.map_err(|error| self.fault(error))?;
+                }
+                Ok::<_, Error>(())
             };
             if let Err(error) = age.await {
                 panic!("no time could pass: {error:?}");

@@ -4,6 +4,7 @@ mod admin;
 mod cancel;
 mod ended;
 mod fault;
+mod lanes;
 mod migration;
 mod relay;
 #[cfg(feature = "tls")]

@@ -3,6 +3,7 @@
 mod cancel;
 mod driver;
 mod fault;
+mod lanes;
 mod migration;
 mod outage;
 mod partition;

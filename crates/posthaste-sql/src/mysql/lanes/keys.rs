@@ -1,0 +1,107 @@
+//! Keys of which nothing is delivered until somebody decides.
+
+use posthaste_core::store::{ClosedKey, Key, LaneLease};
+use posthaste_core::{EventId, Timestamp};
+use sqlx::mysql::{MySqlConnection, MySqlRow};
+use sqlx::{Row, SqlStr};
+
+use super::super::MySqlStore;
+use super::super::sql::DIALECT;
+use super::super::sql::lanes as sql;
+use crate::admin::limit;
+use crate::lanes::lane;
+
+impl MySqlStore {
+    fn key_statement(&self, template: &str) -> SqlStr {
+        DIALECT.statement(template, self.table())
+    }
+
+    /// Whether keys of this table can be closed: it was prepared for lanes.
+    pub(in super::super) async fn has_keys(&self, connection: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
+        if self.sql.lanes.prepared.is_known() {
+            return Ok(true);
+        }
+        let query = sqlx::query_scalar::<_, i64>(sql::HAS_KEYS).bind(self.table().schema()).bind(self.table().name());
+        let tables = query.fetch_one(connection).await?;
+        Ok(self.sql.lanes.prepared.note(tables > 0))
+    }
+
+    pub(super) async fn try_reopened_keys(
+        &self,
+        owner: &str,
+        leases: &[LaneLease],
+        most: usize,
+    ) -> Result<Vec<ClosedKey>, sqlx::Error> {
+        let mut connection = self.acquire().await?;
+        let mut reopened = Vec::new();
+        for lease in leases {
+            let query = sqlx::query(self.key_statement(sql::REOPENED)).bind(owner).bind(lease.lane.0).bind(lease.epoch);
+            let rows = query.bind(limit(most)).fetch_all(&mut *connection).await?;
+            reopened.extend(rows.iter().map(closed_key));
+        }
+        reopened.into_iter().take(most).collect()
+    }
+
+    pub(super) async fn try_forget_keys(&self, owner: &str, keys: &[(LaneLease, Key)]) -> Result<(), sqlx::Error> {
+        let mut leases: Vec<_> = keys.iter().map(|(lease, _)| *lease).collect();
+        leases.sort_unstable();
+        leases.dedup();
+        let mut tx = self.begin_relay().await?;
+        let held = self.held_lanes(&mut tx, &self.sql.lanes.fence, owner, &leases).await?;
+        for (lease, key) in keys.iter().filter(|(lease, _)| held.contains(lease)) {
+            let query = sqlx::query(self.key_statement(sql::FORGET)).bind(&*key.aggregate_type);
+            query.bind(&*key.aggregate_id).bind(lease.lane.0).execute(&mut *tx).await?;
+        }
+        tx.commit().await
+    }
+
+    pub(in super::super) async fn try_closed_keys(&self, most: usize) -> Result<Vec<ClosedKey>, sqlx::Error> {
+        let mut connection = self.pool.acquire().await?;
+        if !self.has_keys(&mut connection).await? {
+            return Ok(Vec::new());
+        }
+        let query = sqlx::query(self.key_statement(sql::CLOSED)).bind(limit(most));
+        query.fetch_all(&mut *connection).await?.iter().map(closed_key).collect()
+    }
+
+    /// Lets a closed key go on, with its head or behind it, and says whether it was closed.
+    pub(in super::super) async fn try_reopen(&self, key: &Key, with_head: bool) -> Result<bool, sqlx::Error> {
+        let mut tx = self.begin_relay().await?;
+        if !self.has_keys(&mut tx).await? {
+            tx.rollback().await?;
+            return Ok(false);
+        }
+        let query = sqlx::query_scalar::<_, i64>(self.key_statement(sql::HEAD));
+        let head = query.bind(&*key.aggregate_type).bind(&*key.aggregate_id).fetch_optional(&mut *tx).await?;
+        if let Some(seq) = head {
+            let query = sqlx::query(self.key_statement(sql::REOPEN)).bind(&*key.aggregate_type);
+            query.bind(&*key.aggregate_id).execute(&mut *tx).await?;
+            if with_head {
+                sqlx::query(self.key_statement(sql::REDRIVE_HEAD)).bind(seq).execute(&mut *tx).await?;
+            }
+        }
+        tx.commit().await?;
+        Ok(head.is_some())
+    }
+
+    /// After a redrive, in its transaction: keys whose heads were redriven go on with them.
+    pub(in super::super) async fn reopen_redriven(&self, connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+        if self.has_keys(connection).await? {
+            sqlx::query(self.key_statement(sql::REOPEN_REDRIVEN)).execute(connection).await?;
+        }
+        Ok(())
+    }
+}
+
+fn closed_key(row: &MySqlRow) -> Result<ClosedKey, sqlx::Error> {
+    let text = |at| row.try_get::<&str, _>(at).map(Box::from);
+    Ok(ClosedKey {
+        key: Key { aggregate_type: text(0)?, aggregate_id: text(1)? },
+        lane: lane(row.try_get(2)?),
+        head_seq: row.try_get(3)?,
+        head_id: EventId::from_row(row.try_get::<&str, _>(4)?),
+        since: Timestamp::from_micros(row.try_get(5)?),
+        reason: row.try_get(6)?,
+        reopened: row.try_get(7)?,
+    })
+}

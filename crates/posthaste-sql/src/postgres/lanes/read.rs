@@ -1,0 +1,48 @@
+//! Reading what is pending in lanes.
+
+use futures_util::TryStreamExt;
+use posthaste_core::Timestamp;
+use posthaste_core::store::{Key, LaneRows, ReadLane, ReadLanes, Writer};
+
+use super::super::row::OfLanes;
+use super::super::{PgStore, row};
+use crate::admin::limit;
+
+impl PgStore {
+    pub(super) async fn try_read_lanes(&self, read: &ReadLanes) -> Result<LaneRows, sqlx::Error> {
+        let column = |number: fn(&ReadLane) -> i64| read.parts.iter().map(number).collect::<Vec<_>>();
+        let text =
+            |text: fn(&Key) -> &str| read.parts.iter().map(|part| part.key.as_ref().map(text)).collect::<Vec<_>>();
+        let query = sqlx::query(self.sql.lanes.read.clone())
+            .bind(column(|part| part.lease.lane.0.into()))
+            .bind(column(|part| part.lease.epoch))
+            .bind(column(|part| part.after))
+            .bind(column(|part| part.until.unwrap_or(i64::MAX)))
+            .bind(column(|part| limit(part.limit)))
+            .bind(text(|key| &key.aggregate_type))
+            .bind(text(|key| &key.aggregate_id))
+            .bind(&read.in_hand[..])
+            .bind(&*read.owner)
+            .bind(true);
+        let mut found = LaneRows::default();
+        let mut oldest = None;
+        let connection = &mut *self.acquire().await?;
+        let mut rows = query.fetch(connection);
+        while let Some(row) = rows.try_next().await? {
+            match row::of_lanes(&row)? {
+                OfLanes::Row(row, created_at) => {
+                    oldest = Some(oldest.map_or(created_at, |oldest: Timestamp| oldest.min(created_at)));
+                    found.rows.push(row.row(read.lease_duration));
+                }
+                OfLanes::Lost(lease) => found.lost.push(lease),
+                OfLanes::Open(writer) => found.open.push(Writer(writer.into())),
+            }
+        }
+        if let (Some(partitioned), Some(oldest)) = (&self.partitioned, oldest) {
+            partitioned.since.worked_on(oldest);
+        }
+        // A join promises no order.
+        found.rows.sort_by_key(|row| (row.lane, row.seq));
+        Ok(found)
+    }
+}

@@ -1,0 +1,409 @@
+//! What is said to PostgreSQL about lanes.
+
+/// How many there are, which the expression below has one less of.
+pub(in super::super) const LANES: u16 = 64;
+
+/// The lane of a row. It is a part of the index, word for word.
+macro_rules! lane {
+    ($row:literal) => {
+        concat!("hashtextextended(coalesce(", $row, "aggregate_id, ", $row, "event_id) COLLATE \"C\", 0) & 63")
+    };
+}
+
+/// Who has which lane.
+macro_rules! lanes {
+    () => {
+        "{schema}\"{name}_lane\""
+    };
+}
+
+/// Who is there.
+macro_rules! relays {
+    () => {
+        "{schema}\"{name}_relay\""
+    };
+}
+
+/// Which keys are closed.
+macro_rules! keys {
+    () => {
+        "{schema}\"{name}_key\""
+    };
+}
+
+/// In place of the columns of an event, and of when it was read and leased.
+macro_rules! no_event {
+    () => {
+        "NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL"
+    };
+}
+
+/// What is pending, in other words than those of the index for claims. With the same words that one would serve as well, and
+/// from statistics that were taken when everything was done the planner would take it, and walk all that is pending for each
+/// lane.
+macro_rules! pending_in_lane {
+    () => {
+        "status NOT IN (1, 3)"
+    };
+}
+
+/// What the index is on.
+macro_rules! indexed {
+    () => {
+        concat!("((", lane!(""), "), seq) WHERE ", pending_in_lane!())
+    };
+}
+
+/// Those of some lanes that an owner has under these epochs. They are locked, in their order.
+macro_rules! held {
+    ($owner:literal, $lock:literal) => {
+        concat!(
+            "held AS MATERIALIZED (SELECT l.lane FROM ",
+            lanes!(),
+            " AS l JOIN unnest($2::smallint[], $3::bigint[]) AS mine (lane, epoch) \
+             ON l.lane = mine.lane AND l.epoch = mine.epoch WHERE l.owner = ",
+            $owner,
+            " ORDER BY l.lane FOR ",
+            $lock,
+            " OF l) "
+        )
+    };
+}
+
+/// The fence: lanes that are held, and stay so until the settlement has happened. To lease one takes a stronger lock, which
+/// waits for this one or passes the lane over; to renew one, which changes neither owner nor epoch, does not.
+macro_rules! fence {
+    () => {
+        concat!("WITH ", held!("$4", "KEY SHARE"))
+    };
+}
+
+/// Pending rows in lanes that are held. An array is asked for once, also by a row that somebody has changed meanwhile.
+macro_rules! in_held {
+    () => {
+        concat!(pending!(), "AND ", lane!("t."), " = ANY (ARRAY(SELECT lane::bigint FROM held)) ", planned_anew!("$5"))
+    };
+}
+
+/// Pending rows with these numbers, of a table in which no two have the same.
+macro_rules! by_seq {
+    () => {
+        concat!("WHERE t.seq = ANY ($1) ", in_held!(), "RETURNING t.seq")
+    };
+}
+
+/// The same where several may. Nothing is added to the id, so that no index is searched for it as well.
+macro_rules! by_seq_and_id {
+    () => {
+        concat!("WHERE t.seq = ANY ($1) AND t.event_id || '' = ANY ($6) ", in_held!(), "RETURNING t.seq")
+    };
+}
+
+/// Settlements of every kind, each with its place.
+macro_rules! settlements {
+    () => {
+        settlements!("", "")
+    };
+    ($parameter:literal, $column:literal) => {
+        concat!(
+            "unnest($1::bigint[], $6::text[], $7::smallint[], $8::integer[], $9::interval[], $10::text[]",
+            $parameter,
+            ") WITH ORDINALITY AS s (seq, event_id, status, attempts, delay, error, ",
+            $column,
+            "place) WHERE t.seq = ANY ($1) AND t.seq = s.seq AND t.event_id || '' = s.event_id "
+        )
+    };
+}
+
+/// The same, each with whether it closes its key.
+macro_rules! closing_settlements {
+    () => {
+        settlements!(", $11::boolean[]", "closes, ")
+    };
+}
+
+/// Deletes those that are done, and changes the others.
+macro_rules! delete_done_and_change {
+    ($settlements:expr, $returned:literal) => {
+        concat!(
+            fence!(),
+            ", deleted AS (DELETE FROM {table} AS t USING ",
+            $settlements,
+            in_held!(),
+            "AND s.status = 1 RETURNING s.place), changed AS (UPDATE {table} AS t ",
+            change!(),
+            "FROM ",
+            $settlements,
+            in_held!(),
+            "AND s.status IS DISTINCT FROM 1 RETURNING s.place",
+            $returned,
+            ")"
+        )
+    };
+}
+
+/// Closes the keys of rows that have just been made DEAD.
+macro_rules! close {
+    () => {
+        concat!(
+            ", closed AS (INSERT INTO ",
+            keys!(),
+            " (aggregate_type, aggregate_id, lane, state, head_seq, head_id, since, reason) \
+             SELECT DISTINCT ON (coalesce(aggregate_type, '__GLOBAL__'), aggregate_id) \
+             coalesce(aggregate_type, '__GLOBAL__'), aggregate_id, ",
+            lane!(""),
+            ", 2, seq, event_id, clock_timestamp(), last_error FROM changed WHERE closes AND aggregate_id IS NOT NULL \
+             ORDER BY coalesce(aggregate_type, '__GLOBAL__'), aggregate_id, seq \
+             ON CONFLICT (aggregate_type, aggregate_id) DO UPDATE SET state = 2, head_seq = excluded.head_seq, \
+             head_id = excluded.head_id, since = excluded.since, until = NULL, reason = excluded.reason) "
+        )
+    };
+}
+
+/// The three tables.
+pub(in super::super) const CREATE_TABLES: &str = include_str!("lanes.sql");
+
+/// Lets one process at a time build the index. Whoever waited for it in a statement would have a snapshot, for which the one
+/// that builds waits in turn, so it is asked for again and again. The number is "posthlan" in ASCII.
+pub(in super::super) const TRY_LOCK: &str = "SELECT pg_try_advisory_lock(8101821198468145518)";
+
+/// As long as it takes, whatever the session is set to.
+pub(in super::super) const NO_TIMEOUTS: &str = "SET statement_timeout = 0; SET lock_timeout = 0";
+
+/// The index of the table, and whether it is complete.
+pub(in super::super) const INDEX: &str = "SELECT i.indexrelid::regclass::text, i.indisvalid AND i.indisready \
+     FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid \
+     WHERE i.indrelid = to_regclass('{table}') AND c.relname = '{name}_lane_seq'";
+
+/// Builds it while others write.
+pub(in super::super) const CREATE_INDEX: &str =
+    concat!("CREATE INDEX CONCURRENTLY \"{name}_lane_seq\" ON {table} ", indexed!());
+
+/// The index of a table in partitions: nothing by itself, and complete when each partition has one that is a part of it.
+/// Writers wait behind this, so it waits for moments only.
+pub(in super::super) const CREATE_INDEX_OF_PARTITIONS: &str =
+    concat!("SET LOCAL lock_timeout = '100ms'; CREATE INDEX \"{name}_lane_seq\" ON ONLY {table} ", indexed!());
+
+/// A partition without a part of the index, if there is one, and an index of it that could become one, and whether that is
+/// complete.
+pub(in super::super) const PARTITION_WITHOUT: &str = "WITH whole AS MATERIALIZED (\
+     SELECT i.indexrelid AS oid, pg_get_expr(indexprs, indrelid) AS on_what, pg_get_expr(indpred, indrelid) AS of_what \
+     FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid \
+     WHERE i.indrelid = to_regclass('{table}') AND c.relname = '{name}_lane_seq') \
+     SELECT link.inhrelid::regclass::text, i.indexrelid::regclass::text, i.indisvalid AND i.indisready \
+     FROM whole CROSS JOIN pg_inherits AS link \
+     LEFT JOIN pg_index AS i ON i.indrelid = link.inhrelid AND pg_get_expr(i.indexprs, i.indrelid) = on_what \
+     AND pg_get_expr(i.indpred, i.indrelid) = of_what \
+     WHERE link.inhparent = to_regclass('{table}') AND NOT EXISTS (\
+     SELECT FROM pg_inherits AS part JOIN pg_index AS own ON own.indexrelid = part.inhrelid \
+     WHERE part.inhparent = whole.oid AND own.indrelid = link.inhrelid) \
+     ORDER BY link.inhrelid LIMIT 1";
+
+/// Builds it for one partition. The server gives it a name that is free.
+pub(in super::super) const CREATE_INDEX_OF_ONE: &str = concat!("CREATE INDEX CONCURRENTLY ON {partition} ", indexed!());
+
+/// How many lanes there are; refused if nothing was prepared. And the hash of a text, and whether texts are hashed as we have
+/// them.
+pub(in super::super) const COUNT: &str = concat!(
+    "SELECT count(*), hashtextextended($1::text COLLATE \"C\", 0), current_setting('server_encoding') = 'UTF8' FROM ",
+    lanes!()
+);
+
+/// Takes up to $3 lanes that nobody has. Waits for the disk, so that no epoch comes twice.
+pub(in super::super) const LEASE: &str = concat!(
+    "WITH free AS MATERIALIZED (SELECT lane FROM ",
+    lanes!(),
+    " WHERE owner IS NULL OR until < (SELECT clock_timestamp()) ORDER BY lane LIMIT $3 FOR UPDATE SKIP LOCKED) UPDATE ",
+    lanes!(),
+    " AS l SET owner = $1, epoch = l.epoch + 1, until = clock_timestamp() + $2 \
+     FROM free WHERE l.lane = free.lane RETURNING l.lane, l.epoch"
+);
+
+/// Extends leases, says that this relay is there, or is going, and who else is there. Does not wait for the disk: a renewal that a crash of the
+/// server takes back is one that came too late.
+pub(in super::super) const RENEW: &str = concat!(
+    "WITH ",
+    held!("$1", "NO KEY UPDATE"),
+    ", renewed AS (UPDATE ",
+    lanes!(),
+    " AS l SET until = clock_timestamp() + $4 FROM held WHERE l.lane = held.lane RETURNING l.lane, l.epoch), \
+     here AS (INSERT INTO ",
+    relays!(),
+    " (owner, until) VALUES ($1, CASE WHEN $4 > INTERVAL '0' THEN clock_timestamp() + $4 ELSE '-infinity' END) \
+     ON CONFLICT (owner) DO UPDATE SET until = excluded.until), \
+     gone AS (DELETE FROM ",
+    relays!(),
+    " WHERE until < clock_timestamp() - INTERVAL '1 day' AND owner <> $1) \
+     SELECT lane, epoch, NULL::text FROM renewed \
+     UNION ALL SELECT NULL, NULL, owner FROM ",
+    relays!(),
+    " WHERE until >= (SELECT clock_timestamp()) AND owner <> $1 \
+     UNION ALL SELECT NULL, NULL, $1::text \
+     WHERE set_config('synchronous_commit', 'off', true) = 'off' AND $4 > INTERVAL '0'"
+);
+
+/// Lets others have lanes at once.
+pub(in super::super) const GIVE_BACK: &str = concat!(
+    "WITH ",
+    held!("$1", "NO KEY UPDATE"),
+    "UPDATE ",
+    lanes!(),
+    " AS l SET owner = NULL, until = '-infinity' FROM held WHERE l.lane = held.lane"
+);
+
+/// What is pending in lanes that are held: of each after a number and up to another, so many rows, of one key or of all, and
+/// none of closed keys. Those in hand are found by a search in their numbers, which rise. A subquery for each row, and only where
+/// a lane has closed keys, keeps the planner from a join that would sort all that is pending.
+///
+/// Then which lanes are not held. Then the open writers: whoever has inserted rows has this lock from before he took their numbers
+/// until he ends. They are looked up while the statement runs, so after its snapshot.
+pub(in super::super) const READ: &str = concat!(
+    "WITH part AS MATERIALIZED (SELECT p.*, l.lane IS NOT NULL AS held, EXISTS (SELECT FROM ",
+    keys!(),
+    " AS k WHERE k.lane = p.lane) AS closed \
+     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[]) \
+     AS p (lane, epoch, after, until, most, aggregate_type, aggregate_id) LEFT JOIN ",
+    lanes!(),
+    " AS l ON l.lane = p.lane AND l.epoch = p.epoch AND l.owner = $9) \
+     SELECT t.*, p.lane, NULL::bigint, NULL::text FROM part AS p CROSS JOIN LATERAL (SELECT ",
+    event_columns!(),
+    ", (SELECT clock_timestamp()), CASE WHEN locked_by IS NOT NULL THEN locked_at END FROM {table} AS t WHERE ",
+    lane!("t."),
+    " = p.lane AND ",
+    pending_in_lane!(),
+    " AND seq > p.after AND seq <= p.until \
+     AND ($8::bigint[])[width_bucket(seq, $8::bigint[])] IS DISTINCT FROM seq \
+     AND (p.aggregate_id IS NULL \
+     OR aggregate_id = p.aggregate_id AND coalesce(aggregate_type, '__GLOBAL__') = p.aggregate_type) \
+     AND (NOT p.closed OR (SELECT k.state FROM ",
+    keys!(),
+    " AS k WHERE k.aggregate_type = coalesce(t.aggregate_type, '__GLOBAL__') AND k.aggregate_id = t.aggregate_id) IS NULL) ",
+    planned_anew!("$10"),
+    "ORDER BY seq LIMIT p.most) AS t WHERE p.held UNION ALL SELECT ",
+    no_event!(),
+    ", lane, epoch, NULL FROM part WHERE NOT held UNION ALL SELECT ",
+    no_event!(),
+    ", NULL, NULL, virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = '{table}'::regclass \
+     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+     AND mode = 'RowExclusiveLock' AND granted AND pid IS DISTINCT FROM pg_backend_pid()"
+);
+
+/// Makes rows DONE. With ONLY no other table is touched, whatever has become of this one since somebody asked.
+pub(in super::super) const SETTLE_DONE_IN_ONE_TABLE: &str =
+    concat!(fence!(), "UPDATE ONLY {table} AS t ", done!(), by_seq!());
+
+pub(in super::super) const DELETE_DONE_IN_ONE_TABLE: &str =
+    concat!(fence!(), "DELETE FROM ONLY {table} AS t ", by_seq!());
+
+/// The same wherever the rows are.
+pub(in super::super) const SETTLE_DONE: &str = concat!(fence!(), "UPDATE {table} AS t ", done!(), by_seq_and_id!());
+
+pub(in super::super) const DELETE_DONE: &str = concat!(fence!(), "DELETE FROM {table} AS t ", by_seq_and_id!());
+
+/// Settles rows of every kind.
+pub(in super::super) const SETTLE_OTHER: &str =
+    concat!(fence!(), "UPDATE {table} AS t ", change!(), "FROM ", settlements!(), in_held!(), "RETURNING s.place");
+
+/// The same, and deletes those that are done.
+pub(in super::super) const SETTLE_AND_DELETE_DONE: &str = concat!(
+    delete_done_and_change!(settlements!(), ""),
+    " SELECT place FROM deleted UNION ALL SELECT place FROM changed"
+);
+
+/// Settles rows of every kind, and closes keys in the same moment.
+pub(in super::super) const SETTLE_AND_CLOSE: &str = concat!(
+    fence!(),
+    ", changed AS (UPDATE {table} AS t ",
+    change!(),
+    "FROM ",
+    closing_settlements!(),
+    in_held!(),
+    "RETURNING s.place, s.closes, t.aggregate_type, t.aggregate_id, t.seq, t.event_id, t.last_error)",
+    close!(),
+    "SELECT place FROM changed"
+);
+
+/// The same, and deletes those that are done.
+pub(in super::super) const SETTLE_DELETE_DONE_AND_CLOSE: &str = concat!(
+    delete_done_and_change!(
+        closing_settlements!(),
+        ", s.closes, t.aggregate_type, t.aggregate_id, t.seq, t.event_id, t.last_error"
+    ),
+    close!(),
+    "SELECT place FROM deleted UNION ALL SELECT place FROM changed"
+);
+
+/// What an operator sees of a closed key.
+macro_rules! closed_key {
+    () => {
+        "SELECT k.aggregate_type, k.aggregate_id, k.lane, k.head_seq, k.head_id, k.since, k.reason, k.state = 1 "
+    };
+}
+
+/// Keys of lanes that are held which an operator has let go on.
+pub(in super::super) const REOPENED: &str = concat!(
+    closed_key!(),
+    "FROM ",
+    keys!(),
+    " AS k JOIN ",
+    lanes!(),
+    " AS l ON l.lane = k.lane JOIN unnest($2::smallint[], $3::bigint[]) AS mine (lane, epoch) \
+     ON l.lane = mine.lane AND l.epoch = mine.epoch WHERE l.owner = $1 AND k.state = 1 ORDER BY k.until, k.head_seq LIMIT $4"
+);
+
+/// Forgets those of them whose lanes are held.
+pub(in super::super) const FORGET: &str = concat!(
+    "WITH ",
+    held!("$1", "KEY SHARE"),
+    "DELETE FROM ",
+    keys!(),
+    " AS k USING unnest($2::smallint[], $4::text[], $5::text[]) AS gone (lane, aggregate_type, aggregate_id) \
+     WHERE k.aggregate_type = gone.aggregate_type AND k.aggregate_id = gone.aggregate_id AND k.state = 1 \
+     AND k.lane = gone.lane AND k.lane IN (SELECT lane FROM held)"
+);
+
+/// Closed keys, those that wait for longest first.
+pub(in super::super) const CLOSED: &str =
+    concat!(closed_key!(), "FROM ", keys!(), " AS k ORDER BY k.since, k.head_seq LIMIT $1");
+
+/// Lets a key go on behind its head.
+macro_rules! reopen {
+    () => {
+        concat!(
+            "UPDATE ",
+            keys!(),
+            " SET state = 1, until = clock_timestamp() WHERE aggregate_type = $1 AND aggregate_id = $2 AND state = 2"
+        )
+    };
+}
+
+pub(in super::super) const SKIP_HEAD: &str =
+    concat!("WITH open AS (", reopen!(), " RETURNING head_seq) SELECT count(*) FROM open");
+
+/// Lets a key go on with its head, which is redriven.
+pub(in super::super) const RELEASE: &str = concat!(
+    "WITH open AS (",
+    reopen!(),
+    " RETURNING head_seq, head_id), redriven AS (UPDATE {table} SET status = 0, attempts = 0, \
+     available_at = clock_timestamp(), done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL \
+     FROM open WHERE event_id = head_id AND seq = head_seq AND status = 3) SELECT count(*) FROM open"
+);
+
+/// Whether keys can be closed.
+pub(in super::super) const HAS_KEYS: &str = "SELECT to_regclass('{schema}\"{name}_key\"') IS NOT NULL";
+
+/// Around a redrive, which returns numbers and ids: a closed key whose head is redriven goes on with it. How many were redriven.
+pub(in super::super) const REDRIVE: (&str, &str) = (
+    "WITH redriven AS (",
+    concat!(
+        " RETURNING seq, event_id), open AS (UPDATE ",
+        keys!(),
+        " SET state = 1, until = clock_timestamp() FROM redriven \
+         WHERE head_id = event_id AND head_seq = seq AND state = 2) SELECT count(*) FROM redriven"
+    ),
+);
+
+/// Makes time pass for leases.
+#[cfg(feature = "testing")]
+pub(in super::super) const AGE: [&str; 2] =
+    [concat!("UPDATE ", lanes!(), " SET until = until - $1"), concat!("UPDATE ", relays!(), " SET until = until - $1")];

@@ -1,0 +1,114 @@
+//! Keys of which nothing is delivered until somebody decides.
+
+use posthaste_core::store::{ClosedKey, Error, Key, LaneLease, Redrive};
+use posthaste_core::{EventId, Timestamp};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{Row, SqlStr};
+
+use super::super::SqliteStore;
+use super::super::gate::Patience;
+use super::super::sql::DIALECT;
+use super::super::sql::lanes as sql;
+use super::super::tx::begin_immediate;
+use super::patiently;
+use crate::admin::limit;
+use crate::lanes::lane;
+
+impl SqliteStore {
+    fn key_statement(&self, template: &str) -> SqlStr {
+        DIALECT.statement(template, self.table())
+    }
+
+    /// Whether keys of this table can be closed: it was prepared for lanes.
+    pub(in super::super) async fn has_keys(&self) -> Result<bool, Error> {
+        if self.sql.prepared.is_known() {
+            return Ok(true);
+        }
+        let query = sqlx::query_scalar::<_, i64>(self.key_statement(sql::HAS_KEYS));
+        let tables = query.fetch_one(&self.pool).await.map_err(|error| self.fault(error))?;
+        Ok(self.sql.prepared.note(tables > 0))
+    }
+
+    pub(super) async fn try_reopened_keys(
+        &self,
+        owner: &str,
+        leases: &[LaneLease],
+        most: usize,
+    ) -> Result<Vec<ClosedKey>, sqlx::Error> {
+        let mut reopened = Vec::new();
+        for lease in leases {
+            let query = sqlx::query(self.key_statement(sql::REOPENED)).bind(lease.lane.0).bind(lease.epoch).bind(owner);
+            let rows = query.bind(limit(most)).fetch_all(self.relay().await?).await?;
+            reopened.extend(rows.iter().map(closed_key));
+        }
+        reopened.into_iter().collect()
+    }
+
+    pub(super) async fn try_forget_keys(&self, owner: &str, keys: &[(LaneLease, Key)]) -> Result<(), sqlx::Error> {
+        let mut tx = begin_immediate(self.relay().await?).await?;
+        let held = self.held_lanes(&mut tx, owner).await?;
+        for (lease, key) in keys.iter().filter(|(lease, _)| held.contains(lease)) {
+            let query = sqlx::query(self.key_statement(sql::FORGET)).bind(&*key.aggregate_type);
+            query.bind(&*key.aggregate_id).bind(lease.lane.0).execute(&mut *tx).await?;
+        }
+        tx.commit().await
+    }
+
+    pub(in super::super) async fn list_closed_keys(&self, most: usize) -> Result<Vec<ClosedKey>, Error> {
+        if !self.has_keys().await? {
+            return Ok(Vec::new());
+        }
+        let query = sqlx::query(self.key_statement(sql::CLOSED)).bind(limit(most));
+        let rows = query.fetch_all(&self.pool).await.map_err(|error| self.fault(error))?;
+        rows.iter().map(closed_key).collect::<Result<_, _>>().map_err(|error| self.fault(error))
+    }
+
+    /// Lets a closed key go on, with its head or behind it, and says whether it was closed.
+    pub(in super::super) async fn reopen(&self, key: &Key, with_head: bool) -> Result<bool, Error> {
+        if !self.has_keys().await? {
+            return Ok(false);
+        }
+        patiently!(self, self.try_reopen(key, with_head)).await
+    }
+
+    async fn try_reopen(&self, key: &Key, with_head: bool) -> Result<bool, sqlx::Error> {
+        let now = self.now().as_micros();
+        let mut tx = begin_immediate(&self.pool).await?;
+        let query = sqlx::query_scalar::<_, i64>(self.key_statement(sql::REOPEN));
+        let query = query.bind(&*key.aggregate_type).bind(&*key.aggregate_id).bind(now);
+        let head = query.fetch_optional(&mut *tx).await?;
+        if let Some(seq) = head.filter(|_| with_head) {
+            let query = sqlx::query(self.key_statement(sql::REDRIVE_HEAD)).bind(seq).bind(now);
+            query.execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        Ok(head.is_some())
+    }
+
+    /// A redrive where keys may be closed: those whose heads are redriven go on with them.
+    pub(in super::super) async fn redrive_with_keys(&self, redrive: &Redrive) -> Result<u64, Error> {
+        patiently!(self, self.try_redrive_with_keys(redrive)).await
+    }
+
+    async fn try_redrive_with_keys(&self, redrive: &Redrive) -> Result<u64, sqlx::Error> {
+        let mut tx = begin_immediate(&self.pool).await?;
+        let redriven = self.redrive_query(redrive).build().execute(&mut *tx).await?.rows_affected();
+        let query = sqlx::query(self.key_statement(sql::REOPEN_REDRIVEN)).bind(self.now().as_micros());
+        query.execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(redriven)
+    }
+}
+
+fn closed_key(row: &SqliteRow) -> Result<ClosedKey, sqlx::Error> {
+    let text = |at| row.try_get::<&str, _>(at).map(Box::from);
+    Ok(ClosedKey {
+        key: Key { aggregate_type: text(0)?, aggregate_id: text(1)? },
+        lane: lane(row.try_get(2)?),
+        head_seq: row.try_get(3)?,
+        head_id: EventId::from_row(row.try_get::<&str, _>(4)?),
+        since: Timestamp::from_micros(row.try_get(5)?),
+        reason: row.try_get(6)?,
+        reopened: row.try_get(7)?,
+    })
+}

@@ -1,0 +1,197 @@
+//! What is said to SQLite about lanes.
+
+/// How many there are.
+pub(in super::super) const LANES: u16 = 1;
+
+/// Who has the lane.
+macro_rules! lanes {
+    () => {
+        "{schema}\"{name}_lane\""
+    };
+}
+
+/// Who is there.
+macro_rules! relays {
+    () => {
+        "{schema}\"{name}_relay\""
+    };
+}
+
+/// Which keys are closed.
+macro_rules! keys {
+    () => {
+        "{schema}\"{name}_key\""
+    };
+}
+
+/// What makes a row DONE.
+macro_rules! done {
+    () => {
+        "SET status = 1, done_at = ?, locked_by = NULL, locked_at = NULL "
+    };
+}
+
+/// Pending rows. They are found by their numbers, which are rowids, and by no index on what is pending.
+macro_rules! in_run {
+    () => {
+        "WHERE seq BETWEEN ? AND ? AND status IN (0, 2)"
+    };
+}
+
+macro_rules! by_seq {
+    () => {
+        "WHERE seq IN (SELECT value FROM json_each(?)) AND status IN (0, 2)"
+    };
+}
+
+/// The tables and the index.
+pub(in super::super) const PREPARE: &str = include_str!("lanes.sql");
+
+/// Whether the index is there.
+pub(in super::super) const INDEX: &str =
+    "SELECT count(*) FROM {schema}sqlite_master WHERE type = 'index' AND name = '{name}_lane_seq' COLLATE NOCASE";
+
+/// How many lanes there are; refused if nothing was prepared.
+pub(in super::super) const COUNT: &str = concat!("SELECT count(*) FROM ", lanes!());
+
+/// Takes up to ?4 lanes that nobody has.
+pub(in super::super) const LEASE: &str = concat!(
+    "UPDATE ",
+    lanes!(),
+    " SET owner = ?1, epoch = epoch + 1, until = ?2 WHERE lane IN (SELECT lane FROM ",
+    lanes!(),
+    " WHERE owner IS NULL OR until < ?3 ORDER BY lane LIMIT ?4) RETURNING lane, epoch"
+);
+
+/// Extends a lease that stands.
+pub(in super::super) const RENEW: &str =
+    concat!("UPDATE ", lanes!(), " SET until = ?4 WHERE lane = ?1 AND epoch = ?2 AND owner = ?3");
+
+/// Says that a relay is there.
+pub(in super::super) const HERE: &str = concat!(
+    "INSERT INTO ",
+    relays!(),
+    " (owner, until) VALUES (?1, ?2) ON CONFLICT (owner) DO UPDATE SET until = excluded.until"
+);
+
+/// Forgets relays that have not said so for a while.
+pub(in super::super) const GONE: &str = concat!("DELETE FROM ", relays!(), " WHERE until < ?1");
+
+/// Who is there.
+pub(in super::super) const RELAYS: &str = concat!("SELECT owner FROM ", relays!(), " WHERE until >= ?1 ORDER BY owner");
+
+/// Lets others have a lane at once.
+pub(in super::super) const GIVE_BACK: &str =
+    concat!("UPDATE ", lanes!(), " SET owner = NULL, until = 0 WHERE lane = ?1 AND epoch = ?2 AND owner = ?3");
+
+/// The leases of an owner.
+pub(in super::super) const HELD: &str = concat!("SELECT lane, epoch FROM ", lanes!(), " WHERE owner = ?1");
+
+/// What is pending in the lane, if it is held: after a number and up to another, so many rows, of one key or of all, and none of
+/// closed keys nor of those in hand. Then a row that says whether the lane is held, from the same snapshot.
+pub(in super::super) const READ: &str = concat!(
+    "SELECT * FROM (SELECT ",
+    event_columns!(),
+    ", CASE WHEN locked_by IS NOT NULL THEN locked_at END, NULL FROM {table} AS t INDEXED BY \"{name}_lane_seq\" \
+     WHERE status IN (0, 2) AND seq > ?1 AND seq <= ?2 AND seq NOT IN (SELECT value FROM json_each(?4)) \
+     AND (?6 IS NULL OR aggregate_id = ?6 AND coalesce(aggregate_type, '__GLOBAL__') = ?5) \
+     AND NOT EXISTS (SELECT 1 FROM ",
+    keys!(),
+    " AS k WHERE k.aggregate_type = coalesce(t.aggregate_type, '__GLOBAL__') AND k.aggregate_id = t.aggregate_id) \
+     AND EXISTS (SELECT 1 FROM ",
+    lanes!(),
+    " WHERE lane = ?7 AND epoch = ?8 AND owner = ?9) ORDER BY seq LIMIT ?3) \
+     UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+     EXISTS (SELECT 1 FROM ",
+    lanes!(),
+    " WHERE lane = ?7 AND epoch = ?8 AND owner = ?9)"
+);
+
+// OR ROLLBACK, because with the usual OR ABORT SQLite copies every page before it changes it, to undo the one statement; here all
+// is undone anyway.
+pub(in super::super) const SETTLE_DONE_RUN: &str =
+    concat!("UPDATE OR ROLLBACK {table} NOT INDEXED ", done!(), in_run!());
+
+pub(in super::super) const SETTLE_DONE: &str = concat!("UPDATE OR ROLLBACK {table} NOT INDEXED ", done!(), by_seq!());
+
+pub(in super::super) const DELETE_DONE_RUN: &str = concat!("DELETE FROM {table} NOT INDEXED ", in_run!());
+
+pub(in super::super) const DELETE_DONE: &str = concat!("DELETE FROM {table} NOT INDEXED ", by_seq!());
+
+/// ?1 is a JSON array of [number, status, attempts to add, available_at, done_at, error], where NULL leaves the column as it is.
+pub(in super::super) const SETTLE_OTHER: &str = "UPDATE {table} AS t NOT INDEXED \
+     SET status = coalesce(s.status, t.status), attempts = t.attempts + s.attempts, \
+     available_at = coalesce(s.available_at, t.available_at), done_at = coalesce(s.done_at, t.done_at), \
+     last_error = coalesce(s.last_error, t.last_error), locked_by = NULL, locked_at = NULL \
+     FROM (SELECT value ->> 0 AS seq, value ->> 1 AS status, value ->> 2 AS attempts, value ->> 3 AS available_at, \
+           value ->> 4 AS done_at, value ->> 5 AS last_error FROM json_each(?1)) AS s \
+     WHERE t.seq = s.seq AND t.status IN (0, 2)";
+
+/// Those of some numbers that are pending.
+pub(in super::super) const PENDING: &str = concat!("SELECT seq FROM {table} NOT INDEXED ", by_seq!());
+
+/// Closes the keys of DEAD rows.
+pub(in super::super) const CLOSE: &str = concat!(
+    "INSERT INTO ",
+    keys!(),
+    " (aggregate_type, aggregate_id, lane, state, head_seq, head_id, since, reason) \
+     SELECT coalesce(aggregate_type, '__GLOBAL__'), aggregate_id, 0, 2, seq, event_id, ?2, last_error \
+     FROM {table} NOT INDEXED WHERE seq IN (SELECT value FROM json_each(?1)) AND status = 3 AND aggregate_id IS NOT NULL \
+     ON CONFLICT (aggregate_type, aggregate_id) DO UPDATE SET state = 2, head_seq = excluded.head_seq, \
+     head_id = excluded.head_id, since = excluded.since, until = NULL, reason = excluded.reason"
+);
+
+/// What an operator sees of a closed key.
+macro_rules! closed_key {
+    () => {
+        concat!(
+            "SELECT aggregate_type, aggregate_id, lane, head_seq, head_id, since, reason, state = 1 FROM ",
+            keys!(),
+            " "
+        )
+    };
+}
+
+/// Whether keys can be closed.
+pub(in super::super) const HAS_KEYS: &str =
+    "SELECT count(*) FROM {schema}sqlite_master WHERE type = 'table' AND name = '{name}_key' COLLATE NOCASE";
+
+/// Keys of a lane that is held which an operator has let go on.
+pub(in super::super) const REOPENED: &str = concat!(
+    closed_key!(),
+    "AS k WHERE k.state = 1 AND k.lane = ?1 AND EXISTS (SELECT 1 FROM ",
+    lanes!(),
+    " AS l WHERE l.lane = ?1 AND l.epoch = ?2 AND l.owner = ?3) ORDER BY k.until, k.head_seq LIMIT ?4"
+);
+
+/// Forgets one of them.
+pub(in super::super) const FORGET: &str =
+    concat!("DELETE FROM ", keys!(), " WHERE aggregate_type = ?1 AND aggregate_id = ?2 AND lane = ?3 AND state = 1");
+
+/// Closed keys, those that wait for longest first.
+pub(in super::super) const CLOSED: &str = concat!(closed_key!(), "ORDER BY since, head_seq LIMIT ?1");
+
+/// Lets a key go on.
+pub(in super::super) const REOPEN: &str = concat!(
+    "UPDATE ",
+    keys!(),
+    " SET state = 1, until = ?3 WHERE aggregate_type = ?1 AND aggregate_id = ?2 AND state = 2 RETURNING head_seq"
+);
+
+/// Redrives the head of a key.
+pub(in super::super) const REDRIVE_HEAD: &str = "UPDATE {table} NOT INDEXED SET status = 0, attempts = 0, \
+     available_at = ?2, done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL \
+     WHERE seq = ?1 AND status = 3";
+
+/// After a redrive: keys whose heads are pending go on.
+pub(in super::super) const REOPEN_REDRIVEN: &str = concat!(
+    "UPDATE ",
+    keys!(),
+    " SET state = 1, until = ?1 WHERE state = 2 \
+     AND EXISTS (SELECT 1 FROM {table} AS t NOT INDEXED WHERE t.seq = head_seq AND t.status IN (0, 2))"
+);
+
+/// Makes time pass for leases.
+#[cfg(feature = "testing")]
+pub(in super::super) const AGE: [&str; 2] =
+    [concat!("UPDATE ", lanes!(), " SET until = until - ?1"), concat!("UPDATE ", relays!(), " SET until = until - ?1")];

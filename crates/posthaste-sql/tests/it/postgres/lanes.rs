@@ -1,0 +1,311 @@
+//! Lanes: how a table is prepared for them, what is walked, and who waits for whom.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use posthaste_core::Event;
+use posthaste_core::store::{
+    Action, AdminStore, Error, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLane, ReadLanes, RelayStore, Settled,
+};
+use posthaste_sql::{Partitions, PgStore};
+use sqlx::Executor;
+
+use super::support::{Database, eventually, sql, within, write};
+
+const LEASE: Duration = Duration::from_secs(300);
+const ALL: usize = 1000;
+
+fn event(id: &str, order: &str) -> Event {
+    Event::builder("OrderPlaced").id(id).aggregate("Order", order).json_text("{}").build().unwrap()
+}
+
+fn lanes(store: &PgStore) -> Arc<dyn LaneStore> {
+    store.lanes().unwrap()
+}
+
+async fn leased(store: &PgStore, owner: &str) -> Vec<LaneLease> {
+    lanes(store).lease_lanes(owner, ALL, LEASE).await.unwrap()
+}
+
+/// What is pending in lanes, so many of each.
+async fn read(store: &PgStore, owner: &str, leases: &[LaneLease], limit: usize) -> LaneRows {
+    let parts = leases.iter().map(|lease| ReadLane { lease: *lease, after: 0, until: None, limit, key: None });
+    let (parts, in_hand, passed) = (parts.collect(), Vec::new(), Vec::new());
+    let read = ReadLanes { owner: owner.into(), parts, in_hand, passed, lease_duration: LEASE };
+    lanes(store).read_lanes(&read).await.unwrap()
+}
+
+/// Settlements of what was read.
+fn settlements(leases: &[LaneLease], read: &LaneRows, action: &Action) -> Vec<LaneSettlement> {
+    let settlement = |row: &posthaste_core::store::LaneRow| LaneSettlement {
+        lease: *leases.iter().find(|lease| lease.lane == row.lane).unwrap(),
+        seq: row.seq,
+        id: row.row.as_ref().unwrap().event.id().clone(),
+        action: action.clone(),
+        closes: false,
+    };
+    read.rows.iter().map(settlement).collect()
+}
+
+async fn scalar<T>(store: &PgStore, query: &'static str) -> T
+where
+    T: Send + Unpin + for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    sqlx::query_scalar(query).fetch_one(store.pool()).await.unwrap()
+}
+
+/// How many relations of the outbox there are.
+const RELATIONS: &str = "SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox_event%'";
+
+#[tokio::test]
+async fn a_table_without_lanes_has_nothing_of_them() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    // The table, four indexes and the sequence.
+    assert_eq!(scalar::<i64>(&store, RELATIONS).await, 6);
+    assert!(lanes(&store).count_lanes().await.is_err());
+    store.prepare_lanes().await.unwrap();
+    store.prepare_lanes().await.unwrap();
+    assert_eq!(scalar::<i64>(&store, RELATIONS).await, 14);
+    let error = database.empty().await.with_table("another").unwrap().prepare_lanes().await.unwrap_err();
+    assert!(matches!(error, Error::Schema { .. }) && error.to_string().contains("migrate()"), "{error}");
+}
+
+#[tokio::test]
+async fn an_index_that_was_left_invalid_is_built_again() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    store.prepare_lanes().await.unwrap();
+    let invalid = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox_event_lane_seq'::regclass";
+    sql(&store, invalid).await;
+    let error = lanes(&store).count_lanes().await.unwrap_err().to_string();
+    assert!(error.contains("not complete") && error.contains("prepare_lanes()"), "{error}");
+    store.prepare_lanes().await.unwrap();
+    assert_eq!(lanes(&store).count_lanes().await.unwrap(), 64);
+    sql(&store, "DROP INDEX outbox_event_lane_seq").await;
+    let error = lanes(&store).count_lanes().await.unwrap_err().to_string();
+    assert!(error.contains("missing") && error.contains("prepare_lanes()"), "{error}");
+}
+
+#[tokio::test]
+async fn writers_go_on_while_the_index_is_built() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let mut open = database.connection().await;
+    open.execute("BEGIN; INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('open', 'X', '{}')")
+        .await
+        .unwrap();
+    let two = [store.clone(), store.clone()].map(|store| tokio::spawn(async move { store.prepare_lanes().await }));
+    // One of them waits for the transaction that is open, the other one for the first.
+    eventually("the index is being built", async || {
+        database.backends("state = 'active' AND query LIKE 'CREATE INDEX CONCURRENTLY%'").await == 1
+    })
+    .await;
+    within("a writer writes", write(&store, [event("beside", "7")])).await;
+    open.execute("COMMIT").await.unwrap();
+    for prepared in two {
+        within("it is prepared", prepared).await.unwrap().unwrap();
+    }
+    let mine = leased(&store, "a").await;
+    assert_eq!(read(&store, "a", &mine, ALL).await.rows.len(), 2);
+}
+
+#[tokio::test]
+async fn partitions_have_a_part_of_the_index_each_also_those_to_come() {
+    let database = Database::new().await;
+    let store = database.empty().await.partitioned(Partitions::daily().ahead(1));
+    store.migrate().await.unwrap();
+    write(&store, [event("1", "7"), event("2", "8")]).await;
+    // What an earlier attempt has left: the whole, a part that is not complete, and one that is not attached.
+    sql(
+        &store,
+        "CREATE INDEX outbox_event_lane_seq ON ONLY outbox_event \
+         ((hashtextextended(coalesce(aggregate_id, event_id) COLLATE \"C\", 0) & 63), seq) WHERE status NOT IN (1, 3); \
+         CREATE INDEX half ON outbox_event_default \
+         ((hashtextextended(coalesce(aggregate_id, event_id) COLLATE \"C\", 0) & 63), seq) WHERE status NOT IN (1, 3); \
+         UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'half'::regclass",
+    )
+    .await;
+    assert!(lanes(&store).count_lanes().await.unwrap_err().to_string().contains("not complete"));
+    store.prepare_lanes().await.unwrap();
+    assert_eq!(lanes(&store).count_lanes().await.unwrap(), 64);
+    let parts = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox_event_lane_seq'::regclass";
+    let whole = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox_event'::regclass";
+    assert_eq!(scalar::<i64>(&store, parts).await, 3);
+    let more = store.clone().partitioned(Partitions::daily().ahead(4));
+    more.maintain_partitions().await.unwrap();
+    assert_eq!((scalar::<i64>(&store, parts).await, scalar::<i64>(&store, whole).await), (6, 6));
+    assert_eq!(lanes(&store).count_lanes().await.unwrap(), 64);
+    let mine = leased(&store, "a").await;
+    assert_eq!(read(&store, "a", &mine, ALL).await.rows.len(), 2);
+}
+
+#[tokio::test]
+async fn reads_and_settlements_walk_what_they_are_about_with_the_plans_of_an_empty_table_and_without_statistics() {
+    for (analyzed, partitioned) in [(false, false), (true, false), (false, true)] {
+        let database = Database::new().await;
+        // One connection, so that plans would be kept on it, and figures are complete.
+        let store = database.store_with(sqlx::postgres::PgPoolOptions::new().max_connections(1)).await;
+        let store = if partitioned { store.partitioned(Partitions::daily()) } else { store };
+        store.migrate().await.unwrap();
+        // Preparing takes one more.
+        database.empty().await.prepare_lanes().await.unwrap();
+        sql(&store, "ALTER TABLE outbox_event_lane SET (autovacuum_enabled = false)").await;
+        let mine = leased(&store, "a").await;
+        for round in 0..10 {
+            write(&store, [event(&format!("first {round}"), "7"), event(&format!("second {round}"), "8")]).await;
+            let found = read(&store, "a", &mine, ALL).await;
+            let mut settlements = settlements(&mine, &found, &Action::Done);
+            if round % 2 == 0 {
+                settlements[0].action = Action::Dead { error: "no".into(), counts: true };
+            }
+            lanes(&store).settle_in_lanes("a", &settlements).await.unwrap();
+        }
+        if analyzed {
+            sql(&store, "VACUUM ANALYZE outbox_event").await;
+        }
+        // Beside what is done, and many pending rows of which a read wants few.
+        for (status, count) in [(1, 50_000), (0, 20_000)] {
+            sql(
+                &store,
+                format!(
+                    "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload, status, done_at) \
+                     SELECT '{status} ' || n, 'X', 'Order', n % 500, '{{}}', {status}, now() \
+                     FROM generate_series(1, {count}) AS n"
+                ),
+            )
+            .await;
+        }
+        let before = walked(&store).await;
+        let found = read(&store, "a", &mine, 10).await;
+        assert_eq!(found.rows.len(), 640);
+        let read_walked = walked(&store).await;
+        assert!(
+            read_walked.0 - before.0 <= 700,
+            "{} rows walked for 640, {analyzed} {partitioned}",
+            read_walked.0 - before.0
+        );
+        assert!(read_walked.1 - before.1 >= 64, "the index was not used, {analyzed} {partitioned}");
+        let mut batch = settlements(&mine, &found, &Action::Done);
+        let rest = batch.split_off(320);
+        assert_eq!(lanes(&store).settle_in_lanes("a", &batch).await.unwrap(), [Settled::Applied; 320]);
+        batch = rest;
+        batch[7].action = Action::Retry { delay: Duration::from_secs(3600), error: "no".into() };
+        assert_eq!(lanes(&store).settle_in_lanes("a", &batch).await.unwrap(), [Settled::Applied; 320]);
+        let settle_walked = walked(&store).await.0 - read_walked.0;
+        assert!(settle_walked <= 2_000, "{settle_walked} rows walked for 640, {analyzed} {partitioned}");
+        assert_eq!(store.counts().await.unwrap().retry, 1);
+    }
+}
+
+/// How many rows the server has looked at, and how often it began to search in the index of lanes.
+async fn walked(store: &PgStore) -> (i64, i64) {
+    sql(store, "SELECT pg_stat_force_next_flush()").await;
+    let rows = "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables \
+                WHERE relname = 'outbox_event' OR relname LIKE 'outbox_event_p%' OR relname = 'outbox_event_default'";
+    let scans = "SELECT coalesce(sum(idx_scan), 0)::bigint FROM pg_stat_user_indexes AS s \
+                 JOIN pg_index AS i USING (indexrelid) \
+                 WHERE pg_get_indexdef(i.indexrelid) LIKE '%hashtextextended%'";
+    (scalar(store, rows).await, scalar(store, scans).await)
+}
+
+#[tokio::test]
+async fn a_settlement_under_way_is_passed_over_by_leases_and_holds_no_renewal_up() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    store.prepare_lanes().await.unwrap();
+    let mine = leased(&store, "a").await;
+    sql(&store, "UPDATE outbox_event_lane SET until = '-infinity'").await;
+    let mut settlement = database.connection().await;
+    settlement.execute("BEGIN; SELECT FROM outbox_event_lane WHERE lane = 5 FOR KEY SHARE").await.unwrap();
+    let theirs = within("others lease", leased(&store, "b")).await;
+    assert_eq!(theirs.len(), 63);
+    assert!(theirs.iter().all(|lease| lease.lane.0 != 5));
+    let renewed = within("it is renewed", lanes(&store).renew_lanes("a", &mine, LEASE)).await.unwrap();
+    assert_eq!(renewed.held.iter().filter(|held| **held).count(), 1);
+    sql(&store, "UPDATE outbox_event_lane SET until = '-infinity' WHERE lane = 5").await;
+    settlement.execute("COMMIT").await.unwrap();
+    assert_eq!(leased(&store, "b").await, [LaneLease { lane: posthaste_core::store::Lane(5), epoch: 2 }]);
+}
+
+#[tokio::test]
+async fn a_settlement_waits_for_a_lease_under_way_and_is_refused() {
+    for commits in [true, false] {
+        let database = Database::new().await;
+        let store = database.store().await;
+        store.prepare_lanes().await.unwrap();
+        write(&store, [event("1", "7")]).await;
+        let mine = leased(&store, "a").await;
+        let found = read(&store, "a", &mine, ALL).await;
+        let lane = found.rows[0].lane.0;
+        let mut lease = database.connection().await;
+        let take = format!(
+            "BEGIN; SELECT FROM outbox_event_lane WHERE lane = {lane} FOR UPDATE; \
+             UPDATE outbox_event_lane SET owner = 'b', epoch = epoch + 1 WHERE lane = {lane}"
+        );
+        lease.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(take))).await.unwrap();
+        let batch = settlements(&mine, &found, &Action::Done);
+        let settling = tokio::spawn({
+            let lanes = lanes(&store);
+            async move { lanes.settle_in_lanes("a", &batch).await.unwrap() }
+        });
+        eventually("it waits", async || database.backends("wait_event_type = 'Lock'").await == 1).await;
+        lease.execute(if commits { "COMMIT" } else { "ROLLBACK" }).await.unwrap();
+        let settled = within("it is settled", settling).await.unwrap();
+        assert_eq!(settled, [if commits { Settled::Lost } else { Settled::Applied }]);
+        assert_eq!(store.counts().await.unwrap().done, u64::from(!commits));
+    }
+}
+
+#[tokio::test]
+async fn the_lane_of_an_event_is_that_of_its_row() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    store.prepare_lanes().await.unwrap();
+    let mut events: Vec<_> = (1..40)
+        .map(|n| "é1234567".repeat(16).chars().take(n).collect::<String>())
+        .map(|id| event(&format!("of {}", id.len()), &id))
+        .collect();
+    events.push(Event::builder("Happened").id("alone").json_text("{}").build().unwrap());
+    write(&store, events.clone()).await;
+    let mine = leased(&store, "a").await;
+    let found = read(&store, "a", &mine, ALL).await;
+    assert_eq!(found.rows.len(), events.len());
+    assert_eq!(lanes(&store).lane_of(&events[0]), None, "nobody has asked the server yet");
+    lanes(&store).count_lanes().await.unwrap();
+    for row in found.rows {
+        assert_eq!(lanes(&store).lane_of(&row.row.unwrap().event), Some(row.lane));
+    }
+}
+
+#[tokio::test]
+async fn every_writer_that_is_open_is_named_and_nobody_else() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    store.prepare_lanes().await.unwrap();
+    let mine = leased(&store, "a").await;
+    let mut connections = Vec::new();
+    for n in 0..3 {
+        let mut connection = database.connection().await;
+        let insert = format!(
+            "BEGIN; SAVEPOINT s; INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('{n}', 'X', '{{}}')"
+        );
+        connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(insert))).await.unwrap();
+        connections.push(connection);
+    }
+    // Who only reads, or writes elsewhere, brings nothing.
+    let mut reader = database.connection().await;
+    reader
+        .execute("CREATE TABLE orders (id INTEGER); BEGIN; SELECT FROM outbox_event; INSERT INTO orders VALUES (1)")
+        .await
+        .unwrap();
+    let open = async || read(&store, "a", &mine, ALL).await.open;
+    let named = open().await;
+    assert_eq!(named.len(), 3, "{named:?}");
+    connections[1].execute("ROLLBACK TO SAVEPOINT s").await.unwrap();
+    assert_eq!(open().await.len(), 2);
+    connections[2].execute("COMMIT").await.unwrap();
+    let left = open().await;
+    assert_eq!(left.len(), 1);
+    assert!(named.contains(&left[0]));
+}
