@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 use crate::event::{Event, EventId};
 use crate::store::{
-    AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lane, LaneLease, LaneRows,
-    LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive, RelayStore, Renewed, Settled,
-    Settlement, WriteStore,
+    AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, Lane, LaneLease,
+    LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive, RelayStore, Renewed,
+    Settled, Settlement, WriteStore,
 };
 use crate::time::Timestamp;
 
@@ -325,6 +325,26 @@ impl LaneStore for MemoryStore {
             Ok(settlements.iter().map(settle).collect())
         })
     }
+
+    fn closes_keys(&self) -> bool {
+        true
+    }
+
+    fn reopened_keys<'a>(
+        &'a self,
+        owner: &'a str,
+        leases: &'a [LaneLease],
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Vec<ClosedKey>, Error>> {
+        Box::pin(async move { Ok(self.table().reopened_keys(owner, leases, limit)) })
+    }
+
+    fn forget_keys<'a>(&'a self, owner: &'a str, keys: &'a [(LaneLease, Key)]) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            self.table().forget_keys(owner, keys);
+            Ok(())
+        })
+    }
 }
 
 impl AdminStore for MemoryStore {
@@ -346,5 +366,17 @@ impl AdminStore for MemoryStore {
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
         Box::pin(async move { Ok(self.table().purge(purge, self.now())) })
+    }
+
+    fn closed_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<ClosedKey>, Error>> {
+        Box::pin(async move { Ok(self.table().closed_keys(limit)) })
+    }
+
+    fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move { Ok(self.table().reopen(key, true, self.now())) })
+    }
+
+    fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move { Ok(self.table().reopen(key, false, self.now())) })
     }
 }

@@ -25,8 +25,8 @@ pub(crate) use contained::{Contained, contained};
 pub use admin::{AdminStore, Counts, Cursor, Filter, Maintained, Order, Page, Purge, Record, Redrive};
 pub use error::{CommitError, Error};
 pub use lane::{
-    Key, Lane, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, MalformedInLane, ReadLane, ReadLanes, Renewed,
-    Writer,
+    ClosedKey, Key, Lane, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, MalformedInLane, ReadLane,
+    ReadLanes, Renewed, Writer,
 };
 pub use row::{RawRow, cut_error};
 

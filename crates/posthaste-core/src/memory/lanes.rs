@@ -52,8 +52,8 @@ impl Lanes {
 
     pub(super) fn renew(&mut self, owner: &str, leases: &[LaneLease], now: Timestamp, until: Timestamp) -> Renewed {
         let held = leases.iter().map(|lease| self.set(owner, *lease, Some((owner.to_owned(), until)))).collect();
-        self.relays.retain(|_, until| *until >= now);
         self.relays.insert(owner.to_owned(), until);
+        self.relays.retain(|_, until| *until > now);
         Renewed { held, relays: self.relays.keys().cloned().collect() }
     }
 

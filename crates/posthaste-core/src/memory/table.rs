@@ -8,9 +8,9 @@ use foldhash::HashMap;
 use super::lanes::{Lanes, lane_of};
 use crate::event::{Availability, Event, EventId};
 use crate::store::{
-    Action, Claim, Claimed, ClaimedRow, Counts, Error, Filter, Key, Lane, LaneRow, LaneRows, LaneSettlement, Lease,
-    Malformed, MalformedInLane, NewRow, Order, Page, Purge, ReadLanes, Record, Redrive, RowState, Settled, Settlement,
-    Status, cut_error,
+    Action, Claim, Claimed, ClaimedRow, ClosedKey, Counts, Error, Filter, Key, Lane, LaneLease, LaneRow, LaneRows,
+    LaneSettlement, Lease, Malformed, MalformedInLane, NewRow, Order, Page, Purge, ReadLane, ReadLanes, Record,
+    Redrive, RowState, Settled, Settlement, Status, cut_error,
 };
 use crate::time::Timestamp;
 
@@ -26,6 +26,8 @@ pub(super) struct Table {
     /// Pending rows of each lane.
     in_lanes: BTreeSet<(Lane, i64)>,
     pub(super) lanes: Lanes,
+    /// Keys of which nothing is delivered.
+    closed: BTreeMap<Key, ClosedKey>,
     last_seq: i64,
 }
 
@@ -177,6 +179,14 @@ impl Table {
         if !pending || !self.lanes.is_held(owner, lease) {
             return Settled::Lost;
         }
+        if let (true, Action::Dead { error, .. }, Some(key)) =
+            (settlement.closes, &settlement.action, self.rows[&seq].key())
+        {
+            let (lane, reason, id) = (lease.lane, Some(cut_error(error)), settlement.id.clone());
+            let closed =
+                ClosedKey { key: key.clone(), lane, head_seq: seq, head_id: id, since: now, reason, reopened: false };
+            self.closed.insert(key, closed);
+        }
         self.apply(seq, &settlement.action, now, deletes_done);
         Settled::Applied
     }
@@ -213,22 +223,62 @@ impl Table {
 
     pub(super) fn read_lanes(&self, read: &ReadLanes, now: Timestamp) -> LaneRows {
         let mut rows = Vec::new();
-        for part in read.parts.iter().filter(|part| part.after < i64::MAX) {
-            let from = (part.lane, part.after + 1);
+        let held = |part: &&ReadLane| self.lanes.is_held(&read.owner, part.lease);
+        for part in read.parts.iter().filter(held).filter(|part| part.after < i64::MAX) {
+            let lane = part.lease.lane;
+            let from = (lane, part.after + 1);
             // A range must not end before it begins.
-            let to = (part.lane, part.until.unwrap_or(i64::MAX).max(part.after + 1));
+            let to = (lane, part.until.unwrap_or(i64::MAX).max(part.after + 1));
             let pending = self.in_lanes.range(from..=to).map(|(_, seq)| (*seq, &self.rows[seq]));
             let wanted = pending.filter(|(seq, row)| {
                 part.until.is_none_or(|until| *seq <= until)
                     && part.key.as_ref().is_none_or(|key| row.key().as_ref() == Some(key))
                     && read.in_hand.binary_search(seq).is_err()
+                    && !self.is_closed(row)
             });
-            let found =
-                wanted.take(part.limit).map(|(seq, row)| in_lane(part.lane, seq, row, read.lease_duration, now));
+            let found = wanted.take(part.limit).map(|(seq, row)| in_lane(lane, seq, row, read.lease_duration, now));
             rows.extend(found);
         }
+        let lost = read.parts.iter().filter(|part| !held(part)).map(|part| part.lease).collect();
         // Numbers are given at the commit, so nobody has one that is not seen.
-        LaneRows { rows, open: Vec::new() }
+        LaneRows { rows, open: Vec::new(), lost }
+    }
+
+    fn is_closed(&self, row: &Row) -> bool {
+        !self.closed.is_empty() && row.key().is_some_and(|key| self.closed.contains_key(&key))
+    }
+
+    pub(super) fn closed_keys(&self, limit: usize) -> Vec<ClosedKey> {
+        let mut closed: Vec<_> = self.closed.values().cloned().collect();
+        closed.sort_by_key(|closed| closed.since);
+        closed.truncate(limit);
+        closed
+    }
+
+    pub(super) fn reopened_keys(&self, owner: &str, leases: &[LaneLease], limit: usize) -> Vec<ClosedKey> {
+        let mine = |lane| leases.iter().any(|lease| lease.lane == lane && self.lanes.is_held(owner, *lease));
+        let reopened = self.closed.values().filter(|closed| closed.reopened && mine(closed.lane));
+        reopened.take(limit).cloned().collect()
+    }
+
+    pub(super) fn forget_keys(&mut self, owner: &str, keys: &[(LaneLease, Key)]) {
+        for (lease, key) in keys {
+            let held = self.lanes.is_held(owner, *lease);
+            if held && self.closed.get(key).is_some_and(|closed| closed.reopened && closed.lane == lease.lane) {
+                self.closed.remove(key);
+            }
+        }
+    }
+
+    /// Lets a closed key go on, with its head or behind it.
+    pub(super) fn reopen(&mut self, key: &Key, with_head: bool, now: Timestamp) -> bool {
+        let Some(closed) = self.closed.get_mut(key).filter(|closed| !closed.reopened) else { return false };
+        closed.reopened = true;
+        let head = closed.head_seq;
+        if with_head && self.rows.get(&head).is_some_and(|row| row.status == Status::Dead) {
+            self.redrive_row(head, now);
+        }
+        true
     }
 
     pub(super) fn renew(&mut self, id: &EventId, lease: &Lease, now: Timestamp) -> bool {
@@ -287,16 +337,25 @@ impl Table {
             .take(redrive.chunk)
             .collect();
         for seq in &dead {
-            self.change(*seq, |row| {
-                row.status = Status::New;
-                row.attempts = 0;
-                row.available_at = now;
-                row.done_at = None;
-                row.last_error = None;
-                row.lease = None;
-            });
+            self.redrive_row(*seq, now);
+            let key = self.rows.get(seq).and_then(Row::key);
+            if let Some(closed) = key.and_then(|key| self.closed.get_mut(&key)).filter(|closed| closed.head_seq == *seq)
+            {
+                closed.reopened = true;
+            }
         }
         dead.len() as u64
+    }
+
+    fn redrive_row(&mut self, seq: i64, now: Timestamp) {
+        self.change(seq, |row| {
+            row.status = Status::New;
+            row.attempts = 0;
+            row.available_at = now;
+            row.done_at = None;
+            row.last_error = None;
+            row.lease = None;
+        });
     }
 
     pub(super) fn purge(&mut self, purge: &Purge, now: Timestamp) -> u64 {

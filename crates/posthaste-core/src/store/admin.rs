@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BoxFuture, Error, RowState, Status};
+use super::{BoxFuture, ClosedKey, Error, Key, RowState, Status};
 use crate::event::{Event, EventId};
 use crate::time::Timestamp;
 
@@ -159,6 +159,23 @@ pub trait AdminStore: Send + Sync + 'static {
     /// Safe: each part was made or dropped as a whole, or not at all.
     fn maintain<'a>(&'a self, _kept: &'a Purge) -> BoxFuture<'a, Result<Maintained, Error>> {
         Box::pin(std::future::ready(Ok(Maintained::default())))
+    }
+
+    /// Keys of which nothing is delivered until somebody decides, those that wait for longest first. Default: none.
+    fn closed_keys(&self, _limit: usize) -> BoxFuture<'_, Result<Vec<ClosedKey>, Error>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// Lets a closed key go on with the event that is to blame, which is redriven. Says whether the key was closed. To redrive
+    /// that event does the same. Default: none is.
+    fn release_key<'a>(&'a self, _key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
+
+    /// Lets a closed key go on behind the event that is to blame, which stays DEAD. Says whether the key was closed. Default:
+    /// none is.
+    fn skip_head<'a>(&'a self, _key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(std::future::ready(Ok(false)))
     }
 }
 

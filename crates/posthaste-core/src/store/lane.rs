@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Action, BoxFuture, ClaimedRow, Error, Malformed, Settled};
 use crate::event::{Event, EventId};
+use crate::time::Timestamp;
 
 /// The number of a lane: a part of all keys, by hash. They count from zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,7 +62,8 @@ pub trait LaneStore: Send + Sync + 'static {
         length: Duration,
     ) -> BoxFuture<'a, Result<Vec<LaneLease>, Error>>;
 
-    /// Extends the leases that still stand, from now on, and says that this relay is there, for as long.
+    /// Extends the leases that still stand, from now on, and says that this relay is there, for as long. With a length of zero it
+    /// says that this relay is going.
     fn renew_lanes<'a>(
         &'a self,
         owner: &'a str,
@@ -73,7 +75,10 @@ pub trait LaneStore: Send + Sync + 'static {
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>>;
 
     /// Reads what is pending in lanes, whether it is due or not, and changes nothing. The rows of a lane come in the order of
-    /// their numbers, all from one snapshot.
+    /// their numbers, all from one snapshot. None come of a lane that is not leased to this owner under that epoch, at a moment
+    /// not before the snapshot, and none of a key that is closed.
+    ///
+    /// All parts of one read are of the same kind: without an end, with one, or of a key; and no lane is in two of them.
     fn read_lanes<'a>(&'a self, read: &'a ReadLanes) -> BoxFuture<'a, Result<LaneRows, Error>>;
 
     /// Writes outcomes back, each only if its lane is leased to this owner under that epoch and the row is pending. Gives one
@@ -83,6 +88,48 @@ pub trait LaneStore: Send + Sync + 'static {
         owner: &'a str,
         settlements: &'a [LaneSettlement],
     ) -> BoxFuture<'a, Result<Vec<Settled>, Error>>;
+
+    /// Whether it can close keys. Default: it cannot, and is never asked to.
+    fn closes_keys(&self) -> bool {
+        false
+    }
+
+    /// Closed keys of these lanes that an operator has let go on. They stay closed until they are forgotten. Default: none.
+    fn reopened_keys<'a>(
+        &'a self,
+        owner: &'a str,
+        leases: &'a [LaneLease],
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Vec<ClosedKey>, Error>> {
+        let _ = (owner, leases, limit);
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// Forgets closed keys that an operator has let go on, each only if its lane is leased to this owner under that epoch: from
+    /// now on reads give their rows. Does nothing of the others. Default: nothing.
+    fn forget_keys<'a>(&'a self, owner: &'a str, keys: &'a [(LaneLease, Key)]) -> BoxFuture<'a, Result<(), Error>> {
+        let _ = (owner, keys);
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+/// A key of which nothing is delivered, because an event of it is DEAD and an operator is to decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClosedKey {
+    /// The key.
+    pub key: Key,
+    /// Its lane.
+    pub lane: Lane,
+    /// The number of the event that is to blame.
+    pub head_seq: i64,
+    /// Its id.
+    pub head_id: EventId,
+    /// Since when.
+    pub since: Timestamp,
+    /// Why it is DEAD.
+    pub reason: Option<String>,
+    /// Whether an operator has let it go on, and the relay that has the lane is yet to hear of it.
+    pub reopened: bool,
 }
 
 /// What a renewal says.
@@ -97,10 +144,15 @@ pub struct Renewed {
 /// What to read.
 #[derive(Clone, Debug)]
 pub struct ReadLanes {
+    /// Who reads.
+    pub owner: Box<str>,
     /// From which lanes.
     pub parts: Vec<ReadLane>,
     /// The numbers of rows that are not wanted, because they are in hand, in rising order.
     pub in_hand: Vec<i64>,
+    /// Writers that were open at earlier reads and may have numbers before those that are read. Whoever of them is open still is
+    /// to be among [`LaneRows::open`].
+    pub passed: Vec<Writer>,
     /// How long after it was taken or renewed a lease on a single row has run out. There may be some of relays without lanes.
     pub lease_duration: Duration,
 }
@@ -108,8 +160,8 @@ pub struct ReadLanes {
 /// What to read from one lane.
 #[derive(Clone, Debug)]
 pub struct ReadLane {
-    /// Which one.
-    pub lane: Lane,
+    /// Which one, and the epoch under which it must be leased.
+    pub lease: LaneLease,
     /// Only rows with higher numbers than this.
     pub after: i64,
     /// The last number to look at, if not all.
@@ -128,6 +180,8 @@ pub struct LaneRows {
     /// Whose transactions may yet bring rows with lower numbers, as known at a moment after the snapshot of the rows. So the rows
     /// of those who are named here are not among them.
     pub open: Vec<Writer>,
+    /// The leases of the parts that do not stand.
+    pub lost: Vec<LaneLease>,
 }
 
 /// A pending row of a lane.
@@ -167,4 +221,7 @@ pub struct LaneSettlement {
     pub id: EventId,
     /// What to make of it.
     pub action: Action,
+    /// Whether its key is closed by it, in the same moment. Only of a row that is to be DEAD and has a key, and only where the
+    /// store [can](LaneStore::closes_keys).
+    pub closes: bool,
 }

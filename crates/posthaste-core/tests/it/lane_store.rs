@@ -26,13 +26,27 @@ async fn leased(store: &MemoryStore, owner: &str) -> Vec<LaneLease> {
     store.lease_lanes(owner, ALL, LEASE).await.unwrap()
 }
 
-/// What is pending in all lanes, from a number on: lane, number, id.
-async fn read(store: &MemoryStore, after: i64, limit: usize) -> Vec<(Lane, i64, String)> {
-    let lanes = store.count_lanes().await.unwrap();
-    let parts = (0..lanes).map(|lane| ReadLane { lane: Lane(lane), after, until: None, limit, key: None });
-    let read = ReadLanes { parts: parts.collect(), in_hand: Vec::new(), lease_duration: LEASE };
-    let rows = store.read_lanes(&read).await.unwrap().rows;
+fn read_of(owner: &str, parts: Vec<ReadLane>) -> ReadLanes {
+    ReadLanes { owner: owner.into(), parts, in_hand: Vec::new(), passed: Vec::new(), lease_duration: LEASE }
+}
+
+/// What is pending in these lanes, from a number on: lane, number, id.
+async fn read(
+    store: &MemoryStore,
+    owner: &str,
+    leases: &[LaneLease],
+    after: i64,
+    limit: usize,
+) -> Vec<(Lane, i64, String)> {
+    let parts = leases.iter().map(|lease| ReadLane { lease: *lease, after, until: None, limit, key: None });
+    let rows = store.read_lanes(&read_of(owner, parts.collect())).await.unwrap().rows;
     rows.into_iter().map(|row| (row.lane, row.seq, row.row.unwrap().event.id().to_string())).collect()
+}
+
+/// The lease of the lane that orders of this number are in.
+fn lease_of(store: &MemoryStore, leases: &[LaneLease], order: &str) -> LaneLease {
+    let lane = store.lane_of(&event("9", order)).unwrap();
+    *leases.iter().find(|lease| lease.lane == lane).unwrap()
 }
 
 async fn settle(store: &MemoryStore, owner: &str, leases: &[LaneLease], rows: &[(Lane, i64, String)]) -> Vec<Settled> {
@@ -41,6 +55,7 @@ async fn settle(store: &MemoryStore, owner: &str, leases: &[LaneLease], rows: &[
         seq: *seq,
         id: EventId::from_row(id.as_str()),
         action: Action::Done,
+        closes: false,
     };
     let settlements: Vec<_> = rows.iter().map(settlement).collect();
     store.settle_in_lanes(owner, &settlements).await.unwrap()
@@ -84,6 +99,9 @@ async fn relays_hear_who_is_there() {
     let renew = async |owner| store.renew_lanes(owner, &[], LEASE).await.unwrap().relays;
     renew("b").await;
     assert_eq!(renew("a").await, ["a", "b"]);
+    // One goes, another one dies.
+    assert_eq!(store.renew_lanes("b", &[], Duration::ZERO).await.unwrap().relays, ["a"]);
+    assert_eq!(renew("a").await, ["a"]);
     store.advance(LEASE * 2);
     assert_eq!(renew("c").await, ["c"]);
 }
@@ -93,10 +111,10 @@ async fn a_key_is_in_one_lane_and_its_rows_come_by_number_whether_due_or_not() {
     let store = MemoryStore::new();
     let later = event("2", "7").to_builder().deliver_after(Duration::from_secs(60)).build().unwrap();
     written(&store, [event("1", "7"), later, event("3", "7"), event("4", "8")]).await;
-    let lane = store.lane_of(&event("9", "7")).unwrap();
-    let part = ReadLane { lane, after: 0, until: None, limit: ALL, key: None };
+    let leases = leased(&store, "a").await;
+    let part = ReadLane { lease: lease_of(&store, &leases, "7"), after: 0, until: None, limit: ALL, key: None };
     let read = async |part: ReadLane| {
-        let read = ReadLanes { parts: vec![part], in_hand: vec![4], lease_duration: LEASE };
+        let read = ReadLanes { in_hand: vec![4], ..read_of("a", vec![part]) };
         let rows = store.read_lanes(&read).await.unwrap().rows;
         rows.into_iter().map(|row| (row.seq, row.due_in.as_secs())).collect::<Vec<_>>()
     };
@@ -106,8 +124,8 @@ async fn a_key_is_in_one_lane_and_its_rows_come_by_number_whether_due_or_not() {
     assert_eq!(read(ReadLane { key, until: Some(2), ..part.clone() }).await, [(1, 0), (2, 60)]);
     assert_eq!(read(ReadLane { after: i64::MAX, ..part.clone() }).await, []);
     // That one is in hand.
-    let lane = store.lane_of(&event("9", "8")).unwrap();
-    assert!(read(ReadLane { lane, ..part.clone() }).await.iter().all(|(seq, _)| *seq != 4));
+    let lease = lease_of(&store, &leases, "8");
+    assert!(read(ReadLane { lease, ..part.clone() }).await.iter().all(|(seq, _)| *seq != 4));
     assert_eq!(read(ReadLane { after: 3, until: Some(1), ..part }).await, []);
 }
 
@@ -116,7 +134,7 @@ async fn a_settlement_holds_under_the_current_epoch_only() {
     let store = MemoryStore::new();
     written(&store, (0..100).map(|number| event(&format!("e{number}"), &format!("{number}")))).await;
     let old = leased(&store, "a").await;
-    let rows = read(&store, 0, ALL).await;
+    let rows = read(&store, "a", &old, 0, ALL).await;
     assert_eq!(rows.len(), 100);
     // What is in the first lane, which will be leased first again, comes first.
     let (last, rest) = rows.split_last().unwrap();
@@ -135,7 +153,12 @@ async fn a_settlement_holds_under_the_current_epoch_only() {
     for ((lane, ..), settled) in rest.iter().zip(&settled) {
         assert_eq!(*settled == Settled::Lost, *lane == taken.lane, "{lane:?}");
     }
-    let left = read(&store, 0, ALL).await;
+    // Nor can the old owner read it any more.
+    assert_eq!(read(&store, "a", &old, 0, ALL).await, []);
+    let parts = old.iter().map(|lease| ReadLane { lease: *lease, after: 0, until: None, limit: ALL, key: None });
+    let lost = store.read_lanes(&read_of("a", parts.collect())).await.unwrap().lost;
+    assert_eq!(lost, [LaneLease { epoch: taken.epoch - 1, ..taken }]);
+    let left = read(&store, "b", &[taken], 0, ALL).await;
     assert!(left.iter().all(|(lane, ..)| *lane == taken.lane) && !left.is_empty());
     assert_eq!(settle(&store, "b", &[taken], &left).await, vec![Settled::Applied; left.len()]);
     assert_eq!(store.counts().await.unwrap().done, 100);
@@ -148,18 +171,18 @@ async fn a_row_that_somebody_has_leased_alone_is_not_due_before_that_lease_is_ov
     let claim = Claim { lease: Lease::new("old", 1), lease_duration: LEASE, limit: 1, skip_recent: Duration::ZERO };
     assert_eq!(store.claim(&claim).await.unwrap().rows.len(), 1);
     let mine = leased(&store, "a").await;
-    let lane = store.lane_of(&event("9", "7")).unwrap();
-    let part = ReadLane { lane, after: 0, until: None, limit: ALL, key: None };
-    let read = ReadLanes { parts: vec![part], in_hand: Vec::new(), lease_duration: LEASE };
+    let lease = lease_of(&store, &mine, "7");
+    let read = read_of("a", vec![ReadLane { lease, after: 0, until: None, limit: ALL, key: None }]);
     let due_in = async || store.read_lanes(&read).await.unwrap().rows[0].due_in;
     assert_eq!(due_in().await, LEASE);
     store.advance(LEASE);
     assert_eq!(due_in().await, Duration::ZERO);
     let retry = LaneSettlement {
-        lease: *mine.iter().find(|lease| lease.lane == lane).unwrap(),
+        lease,
         seq: 1,
         id: EventId::from_row("1"),
         action: Action::Retry { delay: Duration::from_secs(7), error: "no".into() },
+        closes: false,
     };
     assert_eq!(store.settle_in_lanes("a", &[retry]).await.unwrap(), [Settled::Applied]);
     // The lease of the row is off, and it has one attempt more.
@@ -173,17 +196,81 @@ async fn what_was_redriven_is_read_again_and_what_was_purged_is_not() {
     let store = MemoryStore::new().deleting_done();
     written(&store, [event("1", "7"), event("2", "7")]).await;
     let mine = leased(&store, "a").await;
-    let rows = read(&store, 0, ALL).await;
+    let rows = read(&store, "a", &mine, 0, ALL).await;
     let dead = LaneSettlement {
-        lease: *mine.iter().find(|lease| lease.lane == rows[0].0).unwrap(),
+        lease: lease_of(&store, &mine, "7"),
         seq: rows[0].1,
         id: EventId::from_row("1"),
         action: Action::Dead { error: "no".into(), counts: true },
+        closes: false,
     };
     assert_eq!(store.settle_in_lanes("a", &[dead]).await.unwrap(), [Settled::Applied]);
     assert_eq!(settle(&store, "a", &mine, &rows[1..]).await, [Settled::Applied]);
-    assert_eq!(read(&store, 0, ALL).await, []);
+    assert_eq!(read(&store, "a", &mine, 0, ALL).await, []);
     let redrive = posthaste_core::store::Redrive::ids([EventId::from_row("1")]);
     assert_eq!(store.redrive(&redrive).await.unwrap(), 1);
-    assert_eq!(read(&store, 0, ALL).await, rows[..1]);
+    assert_eq!(read(&store, "a", &mine, 0, ALL).await, rows[..1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closed_key_is_not_read_until_somebody_lets_it_go_on_and_its_relay_forgets_it() {
+    for skips in [false, true] {
+        let store = MemoryStore::new();
+        written(&store, [event("1", "7"), event("2", "7"), event("3", "8")]).await;
+        let mine = leased(&store, "a").await;
+        let lease = lease_of(&store, &mine, "7");
+        let dead = LaneSettlement {
+            lease,
+            seq: 1,
+            id: EventId::from_row("1"),
+            action: Action::Dead { error: "no".into(), counts: true },
+            closes: true,
+        };
+        assert_eq!(store.settle_in_lanes("b", std::slice::from_ref(&dead)).await.unwrap(), [Settled::Lost]);
+        assert_eq!(store.closed_keys(ALL).await.unwrap(), []);
+        assert_eq!(store.settle_in_lanes("a", &[dead]).await.unwrap(), [Settled::Applied]);
+        let others = async || read(&store, "a", &mine, 0, ALL).await.into_iter().map(|(_, seq, _)| seq).collect();
+        let seqs: Vec<i64> = others().await;
+        assert_eq!(seqs, [3]);
+
+        let key = Key::of(&event("9", "7")).unwrap();
+        let closed = store.closed_keys(ALL).await.unwrap().pop().unwrap();
+        assert_eq!((&closed.key, closed.head_seq, closed.reason.as_deref()), (&key, 1, Some("no")));
+        let reopened = async || store.reopened_keys("a", &mine, ALL).await.unwrap().len();
+        store.forget_keys("a", &[(lease, key.clone())]).await.unwrap();
+        assert_eq!(reopened().await, 0);
+
+        let let_go_on = async || {
+            if skips { store.skip_head(&key).await.unwrap() } else { store.release_key(&key).await.unwrap() }
+        };
+        assert!(let_go_on().await);
+        assert!(!let_go_on().await, "it does already");
+        assert_eq!(reopened().await, 1);
+        let seqs: Vec<i64> = others().await;
+        assert_eq!(seqs, [3], "its relay has to know first where to begin");
+        store.forget_keys("b", &[(lease, key.clone())]).await.unwrap();
+        assert_eq!(reopened().await, 1);
+        store.forget_keys("a", &[(lease, key.clone())]).await.unwrap();
+        let mut seqs: Vec<i64> = others().await;
+        seqs.sort_unstable();
+        assert_eq!(seqs, if skips { vec![2, 3] } else { vec![1, 2, 3] });
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn to_redrive_the_head_of_a_closed_key_is_to_release_it() {
+    let store = MemoryStore::new();
+    written(&store, [event("1", "7"), event("2", "7")]).await;
+    let mine = leased(&store, "a").await;
+    let dead = LaneSettlement {
+        lease: lease_of(&store, &mine, "7"),
+        seq: 1,
+        id: EventId::from_row("1"),
+        action: Action::Dead { error: "no".into(), counts: true },
+        closes: true,
+    };
+    store.settle_in_lanes("a", &[dead]).await.unwrap();
+    let redrive = posthaste_core::store::Redrive::ids([EventId::from_row("1")]);
+    assert_eq!(store.redrive(&redrive).await.unwrap(), 1);
+    assert_eq!(store.reopened_keys("a", &mine, ALL).await.unwrap().len(), 1);
 }
