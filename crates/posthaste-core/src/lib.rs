@@ -12,6 +12,7 @@ pub mod time;
 pub mod instrument;
 pub mod interceptor;
 pub mod listener;
+pub mod order;
 pub mod registry;
 pub mod retry;
 
@@ -23,6 +24,10 @@ pub mod dispatcher;
 mod handback;
 pub mod inflight;
 mod keeper;
+#[cfg_attr(not(test), expect(dead_code, reason = "the relay of lanes is to use it"))]
+mod keys;
+#[cfg_attr(not(test), expect(dead_code, reason = "the relay of lanes is to use it"))]
+mod lanes;
 pub mod poller;
 mod queue;
 mod settle;
@@ -49,6 +54,7 @@ pub use listener::{BatchListener, Delivery, Failure, FanOut, Handle, Listener, O
 pub use memory::MemoryStore;
 pub use metrics::Metrics;
 pub use options::Options;
+pub use order::{OnDead, Ordered};
 pub use outbox::{
     Current, NoTransaction, Outbox, OutboxBuilder, Receipt, Savepoint, Transaction, TransactionError, WriteError,
 };
