@@ -372,7 +372,7 @@ impl Keys {
                     state.note_more(&id, seq - 1, self.capacity);
                     taken.left.push(seq);
                 } else {
-                    state.queue(id, lease, item(row, now), now);
+                    state.queue(&id, lease, item(row, now), now);
                     taken.count += 1;
                 }
                 taken.seen = Some(seq);
@@ -684,14 +684,14 @@ impl State {
     }
 
     /// The same for a row that a read has found, and the key goes on if it is the first.
-    fn queue(&mut self, id: KeyId, lease: LaneLease, item: Item, now: Instant) {
-        let is_head = self.enlist(&id, lease, item);
-        match self.keys.get(&id).map(|entry| entry.stage) {
+    fn queue(&mut self, id: &KeyId, lease: LaneLease, item: Item, now: Instant) {
+        let is_head = self.enlist(id, lease, item);
+        match self.keys.get(id).map(|entry| entry.stage) {
             Some(Stage::Waiting(due_at)) if is_head => {
                 self.waiting.remove(&(due_at, id.clone()));
-                self.go_on(&id, now);
+                self.go_on(id, now);
             }
-            Some(Stage::Idle) => self.go_on(&id, now),
+            Some(Stage::Idle) => self.go_on(id, now),
             _ => {}
         }
     }

@@ -24,9 +24,7 @@ pub mod dispatcher;
 mod handback;
 pub mod inflight;
 mod keeper;
-#[cfg_attr(not(test), expect(dead_code, reason = "the relay of lanes is to use it"))]
 mod keys;
-#[cfg_attr(not(test), expect(dead_code, reason = "the relay of lanes is to use it"))]
 mod lanes;
 pub mod poller;
 mod queue;

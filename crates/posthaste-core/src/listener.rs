@@ -68,7 +68,7 @@ pub use typed::{Handle, HandleFn, Typed, handler, typed, typed_with};
 ///
 /// # Order
 /// None is promised between events, but for those of one aggregate in an outbox with
-/// order: an attempt at one of them begins when each earlier one was acknowledged or given up.
+/// [order](crate::OutboxBuilder::ordered): an attempt at one of them begins when each earlier one was acknowledged or given up.
 ///
 /// # Cancellation
 /// The future is dropped when the listener's time limit is over, and when the outbox is shut down and its deadline is
@@ -168,15 +168,17 @@ pub trait Listener: Send + Sync + 'static {
     }
 
     /// This listener with its own way to go on, or not, behind an event that it cannot deliver: for an outbox with
-    /// order.
+    /// [order](crate::OutboxBuilder::ordered).
     ///
     /// ```
     /// # extern crate posthaste_core as posthaste;
-    /// use posthaste::{Delivery, Listener, OnDead};
+    /// use posthaste::{Delivery, Listener, MemoryStore, OnDead, Ordered, Outbox};
     ///
     /// async fn publish(event: Delivery) -> std::io::Result<()> { Ok(()) }
     ///
-    /// assert_eq!(publish.on_dead(OnDead::Block).dead_policy(), Some(OnDead::Block));
+    /// let builder = Outbox::builder(MemoryStore::new())
+    ///     .ordered(Ordered::all())
+    ///     .listen("Order", "*", publish.on_dead(OnDead::Block));
     /// ```
     fn on_dead(self, policy: OnDead) -> Configured<Self>
     where

@@ -2,7 +2,7 @@
 
 /// Which events are delivered in order: those of one aggregate, each after the one before it.
 ///
-/// Events of other types, and events without an aggregate id,
+/// Given to [`OutboxBuilder::ordered`](crate::OutboxBuilder::ordered). Events of other types, and events without an aggregate id,
 /// go in parallel with all others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -10,6 +10,10 @@ mod mariadb {
 
 mod memory {
     posthaste_conformance::store_tests!(posthaste_conformance::MemoryFixture);
+    posthaste_conformance::lane_tests!(
+        #[tokio::test(start_paused = true)]
+        posthaste_conformance::MemoryFixture
+    );
 }
 
 mod partitioned {
