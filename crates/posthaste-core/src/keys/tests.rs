@@ -1,7 +1,5 @@
 //! What is in hand, in any order of steps.
 
-use std::collections::BTreeMap;
-
 use futures_util::FutureExt;
 use proptest::prelude::*;
 use shuttle::future::{block_on, spawn};
@@ -605,8 +603,14 @@ impl World {
     }
 }
 
+/// 300 cases unless the environment says otherwise, and no files beside the tests.
+fn few() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(300);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(few())]
 
     #[test]
     fn whatever_happens_events_of_a_key_begin_in_order_and_all_are_delivered(

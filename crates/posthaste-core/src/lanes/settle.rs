@@ -59,15 +59,8 @@ impl Settling {
         self.ended(Then::Later)
     }
 
-    /// The lane is held, but the row was not pending any more: another hand has ended it.
-    fn gone(self) -> Ended {
-        match self.action {
-            Action::Done => self.ended(|_, _| Then::Done),
-            _ => self.ended(|id, _| Then::GoOn(id)),
-        }
-    }
-
-    /// Nobody knows whether it was written.
+    /// Nobody knows whether it was written; or it was refused although the lane is held, since the row is not pending any more: a
+    /// statement of which nobody has heard may have ended it, and closed its key. So what comes next is asked of the table.
     fn unknown(self) -> Ended {
         match self.action {
             Action::Done => self.ended(|_, _| Then::Done),
@@ -209,7 +202,7 @@ impl Settler {
             }
             Settled::Lost => {
                 tally.lost += 1;
-                outcome.gone()
+                outcome.unknown()
             }
         });
         let ended: Vec<_> = ended.collect();
