@@ -69,6 +69,27 @@ pub trait Fixture: Sized + Send + Sync + 'static {
     fn assert_no_open_transaction(&self) -> impl Future<Output = ()> + Send;
 }
 
+/// A store whose relays can own rows by lanes.
+pub trait Lanes: Fixture {
+    /// How many lanes it has.
+    const LANES: u16;
+
+    /// How many events the hot order of case 86 has: as many as this store delivers one by one in a few seconds of a debug build.
+    const HOT: usize;
+
+    /// Whether others can write while a transaction that has written is open.
+    const WRITES_BESIDE: bool;
+
+    /// A fresh, empty store that is prepared for lanes.
+    fn with_lanes() -> impl Future<Output = Self> + Send {
+        async {
+            let fixture = Self::create().await;
+            fixture.prepare_lanes().await;
+            fixture
+        }
+    }
+}
+
 /// A store whose rows are in a table of a database.
 pub trait Tables: Fixture {
     /// A schema that exists in every database.

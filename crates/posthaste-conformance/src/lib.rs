@@ -72,10 +72,14 @@ pub mod clock;
 #[doc(hidden)]
 pub mod nodes;
 
+// Part G.
+#[doc(hidden)]
+pub mod order;
+
 pub use faulty::{Call, Fault, Faults, Faulty};
 pub use fixture::{
-    Fixture, ForeignTx, MariaDbFixture, MemoryFixture, PartitionedFixture, PgFixture, Polled, Served, SqliteFixture,
-    Tables, Value,
+    Fixture, ForeignTx, Lanes, MariaDbFixture, MemoryFixture, PartitionedFixture, PgFixture, Polled, Served,
+    SqliteFixture, Tables, Value,
 };
 pub use meter::{Meter, Tally};
 pub use outboxes::{no_interval, start};
@@ -374,18 +378,52 @@ macro_rules! server_tests {
     };
 }
 
+/// Makes a test of every case that concerns stores with lanes, for a [`Fixture`] that has [`Lanes`]. The attribute is that of the
+/// tests that need no more than one thread; it may pause the clock if the store's clock is tokio's.
+#[macro_export]
+macro_rules! lane_tests {
+    (#[$test:meta] $fixture:ty) => {
+        $crate::tests! { #[$test] $fixture, with_lanes as $crate::Lanes;
+            order {
+                case_87_block,
+                case_87_skip,
+                case_87_park,
+                case_87_undecodable,
+                case_88_takeover,
+                case_89_rolling_start,
+                case_90_batches,
+                case_91_shutdown,
+                case_91_deadline,
+                case_92_delayed_head,
+                case_92_without_order,
+                case_93_open_writers,
+                case_94_hot_by_reading,
+            }
+        }
+        $crate::tests! { #[tokio::test(flavor = "multi_thread", worker_threads = 4)] $fixture, with_lanes as $crate::Lanes;
+            order {
+                case_85_two_relays,
+                case_86_hot_key,
+            }
+        }
+    };
+}
+
 /// One test for each name, which runs the case of that name on a fresh store.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! tests {
     (#[$test:meta] $fixture:ty; $($module:ident { $($case:ident,)* })*) => {
-        $crate::tests! { @flat [#[$test] $fixture] $($($module $case)*)* }
+        $crate::tests! { @flat [#[$test] $fixture, create as $crate::Fixture] $($($module $case)*)* }
     };
-    (@flat [#[$test:meta] $fixture:ty] $($module:ident $case:ident)*) => {
+    (#[$test:meta] $fixture:ty, $create:ident as $trait:path; $($module:ident { $($case:ident,)* })*) => {
+        $crate::tests! { @flat [#[$test] $fixture, $create as $trait] $($($module $case)*)* }
+    };
+    (@flat [#[$test:meta] $fixture:ty, $create:ident as $trait:path] $($module:ident $case:ident)*) => {
         $(
             #[$test]
             async fn $case() {
-                let fixture = <$fixture as $crate::Fixture>::create().await;
+                let fixture = <$fixture as $trait>::$create().await;
                 $crate::$module::$case(fixture).await;
             }
         )*

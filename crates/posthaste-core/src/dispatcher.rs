@@ -1,6 +1,7 @@
 //! Takes events from the queues, runs their listeners, and hands the outcomes to the settler.
 
-mod close;
+pub(crate) mod caller;
+pub(crate) mod close;
 mod hot;
 mod worker;
 
@@ -294,14 +295,16 @@ impl DispatcherBuilder {
         let worker = worker::Worker {
             queues: Arc::clone(&queues),
             in_flight: Arc::clone(&in_flight),
-            registry: Arc::new(self.registry),
-            interceptors: self.interceptors.into(),
-            instruments: self.instruments.into(),
-            retry: options.retry_policy(),
-            time_limit: options.listener_time_limit,
+            caller: caller::Caller {
+                registry: Arc::new(self.registry),
+                interceptors: self.interceptors.into(),
+                instruments: self.instruments.into(),
+                retry: options.retry_policy(),
+                time_limit: options.listener_time_limit,
+                metrics: Arc::clone(&metrics),
+                jitter: self.jitter,
+            },
             lease_duration: options.lease,
-            metrics: Arc::clone(&metrics),
-            jitter: self.jitter,
             outcomes,
             poller: self.poller.clone(),
         };

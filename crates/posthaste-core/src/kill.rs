@@ -44,6 +44,14 @@ pub const POINTS: &[&str] = &[
     // Something is leased, and not yet in the cold queue.
     "claim.after",
     "cold.enqueued",
+    // With lanes: some are to be, or are, leased; their rows are to be read, or are read and not yet in hand; lanes of which
+    // nothing is under way are to be, or are, given back.
+    "lease.before",
+    "lease.after",
+    "read.before",
+    "read.after",
+    "give_back.before",
+    "give_back.after",
     // Rows that are no events are to be made, or are, DEAD.
     "bury.before",
     "bury.after",

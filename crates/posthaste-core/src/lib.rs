@@ -12,6 +12,7 @@ pub mod time;
 pub mod instrument;
 pub mod interceptor;
 pub mod listener;
+pub mod order;
 pub mod registry;
 pub mod retry;
 
@@ -23,6 +24,8 @@ pub mod dispatcher;
 mod handback;
 pub mod inflight;
 mod keeper;
+mod keys;
+mod lanes;
 pub mod poller;
 mod queue;
 mod settle;
@@ -49,6 +52,7 @@ pub use listener::{BatchListener, Delivery, Failure, FanOut, Handle, Listener, O
 pub use memory::MemoryStore;
 pub use metrics::Metrics;
 pub use options::Options;
+pub use order::{OnDead, Ordered};
 pub use outbox::{
     Current, NoTransaction, Outbox, OutboxBuilder, Receipt, Savepoint, Transaction, TransactionError, WriteError,
 };

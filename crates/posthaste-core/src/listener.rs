@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`with_time_limit`](Listener::with_time_limit) | what takes longer has failed |
 //! | [`with_retry`](Listener::with_retry) | when to try again after a failure |
+//! | [`on_dead`](Listener::on_dead) | how others of its aggregate go on, where they are delivered in order |
 //! | [`with_concurrency`](Listener::with_concurrency) | so many events at once |
 //! | [`with_rate`](Listener::with_rate) | so many events in some time |
 //! | [`with_span`](Listener::with_span) | a span of `tracing` around each delivery |
@@ -40,9 +41,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::order::OnDead;
 use crate::retry::RetryPolicy;
 
-pub use adapters::{Batch, Configured, batch};
+pub use adapters::{Batch, Configured, OfOneKey, batch};
 pub use around::{Around, Next};
 pub use blocking::{Blocking, blocking};
 pub use delivery::{Delivery, Path};
@@ -65,7 +67,8 @@ pub use typed::{Handle, HandleFn, Typed, handler, typed, typed_with};
 /// id tells repeats.
 ///
 /// # Order
-/// None is promised between events.
+/// None is promised between events, but for those of one aggregate in an outbox with
+/// [order](crate::OutboxBuilder::ordered): an attempt at one of them begins when each earlier one was acknowledged or given up.
 ///
 /// # Cancellation
 /// The future is dropped when the listener's time limit is over, and when the outbox is shut down and its deadline is
@@ -117,6 +120,11 @@ pub trait Listener: Send + Sync + 'static {
         None
     }
 
+    /// What becomes of an aggregate with an event that it cannot deliver, in an outbox with order. Default: what the outbox says.
+    fn dead_policy(&self) -> Option<OnDead> {
+        None
+    }
+
     /// This listener with its own time limit.
     ///
     /// ```
@@ -157,6 +165,26 @@ pub trait Listener: Send + Sync + 'static {
         Self: Sized,
     {
         Configured::new(self).with_retry(policy)
+    }
+
+    /// This listener with its own way to go on, or not, behind an event that it cannot deliver: for an outbox with
+    /// [order](crate::OutboxBuilder::ordered).
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, Listener, MemoryStore, OnDead, Ordered, Outbox};
+    ///
+    /// async fn publish(event: Delivery) -> std::io::Result<()> { Ok(()) }
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new())
+    ///     .ordered(Ordered::all())
+    ///     .listen("Order", "*", publish.on_dead(OnDead::Block));
+    /// ```
+    fn on_dead(self, policy: OnDead) -> Configured<Self>
+    where
+        Self: Sized,
+    {
+        Configured::new(self).on_dead(policy)
     }
 
     /// This listener with so many events at once, at most, in this process; 0 counts as 1.

@@ -57,6 +57,10 @@ pub struct Options {
     /// this is how long the events of a process that died wait for another. Every process on one table needs the same.
     #[serde(with = "compact::required")]
     pub lease: Duration,
+    /// How long after its last renewal the lease of a lane has run out, in an outbox with order. Default 15 s: this is how long
+    /// the lanes of a process that died stand still; all of them are renewed by one statement every third of it.
+    #[serde(with = "compact::required")]
+    pub lane_lease: Duration,
     /// The delay after the first failure. Default 200 ms.
     #[serde(with = "compact::required")]
     pub retry_base: Duration,
@@ -114,6 +118,7 @@ impl Default for Options {
             poll_batch: 50,
             poll_skip_recent: Duration::ZERO,
             lease: Duration::from_secs(300),
+            lane_lease: Duration::from_secs(15),
             retry_base: RetryPolicy::BASE,
             retry_max: RetryPolicy::MAX,
             retry_attempts: RetryPolicy::ATTEMPTS,
@@ -218,6 +223,7 @@ impl Options {
         for (option, value) in [
             ("poll_interval", self.poll_interval),
             ("lease", self.lease),
+            ("lane_lease", self.lane_lease),
             ("listener_time_limit", self.listener_time_limit),
             ("retention_interval", self.retention_interval),
         ] {
@@ -229,6 +235,7 @@ impl Options {
             ("poll_interval", self.poll_interval),
             ("poll_skip_recent", self.poll_skip_recent),
             ("lease", self.lease),
+            ("lane_lease", self.lane_lease),
             ("listener_time_limit", self.listener_time_limit),
             ("retry_base", self.retry_base),
             ("retry_max", self.retry_max),
@@ -252,6 +259,10 @@ impl Options {
         if self.settle_linger * 2 > self.lease {
             let reason = format!("must not be longer than half the lease, {:?}", self.lease / 2);
             return Err(Error::new("settle_linger", format!("{:?}", self.settle_linger), reason));
+        }
+        if self.settle_linger * 4 > self.lane_lease {
+            let reason = format!("must not be shorter than four times settle_linger, {:?}", self.settle_linger);
+            return Err(Error::new("lane_lease", format!("{:?}", self.lane_lease), reason));
         }
         for (option, value) in [
             ("retention_done", self.retention_done),

@@ -19,10 +19,12 @@ use tokio_util::task::TaskTracker;
 use crate::dispatcher::{Closed, Dispatcher};
 use crate::event::{self, EventId, IntoEvent};
 use crate::finish::finish;
+use crate::lanes::LaneRelay;
 use crate::poller::Source;
 use crate::retention::Retention;
 use crate::signal::Signals;
 use crate::store::{self, AdminStore, NewRow, Store, WriteStore};
+use crate::wake::Wake;
 
 use after::AfterWrite;
 pub use ambient::{Current, NoTransaction, TransactionError};
@@ -69,12 +71,83 @@ struct Inner<S: WriteStore> {
 
 /// The half of an outbox that delivers. A writer-only outbox has none.
 struct Relay {
-    dispatcher: Arc<Dispatcher>,
-    source: Box<dyn Source>,
-    /// How long a shutdown may take.
-    deadline: Duration,
+    engine: Engine,
     /// Counts rows now and then, if asked to. Ends with the outbox.
     _counting: JoinSet<()>,
+}
+
+/// How it owns what it delivers.
+enum Engine {
+    /// Row by row.
+    Rows {
+        dispatcher: Arc<Dispatcher>,
+        source: Box<dyn Source>,
+        /// How long a shutdown may take.
+        deadline: Duration,
+    },
+    /// By lanes of keys.
+    Lanes(Arc<LaneRelay>),
+}
+
+impl Engine {
+    fn in_flight(&self) -> usize {
+        match self {
+            Self::Rows { dispatcher, .. } => dispatcher.in_flight(),
+            Self::Lanes(lanes) => lanes.in_flight(),
+        }
+    }
+
+    /// The handle that has it look at the table.
+    fn wake(&self) -> Wake {
+        match self {
+            Self::Rows { dispatcher, .. } => dispatcher.poller_wake(),
+            Self::Lanes(lanes) => lanes.wake(),
+        }
+    }
+
+    /// How long a shutdown may take.
+    fn deadline(&self) -> Duration {
+        match self {
+            Self::Rows { deadline, .. } => *deadline,
+            Self::Lanes(lanes) => lanes.deadline(),
+        }
+    }
+
+    /// Ends by then. A claim under way is let finish, but not at the cost of everything after it.
+    async fn close_by(&self, deadline: Instant) -> Closed {
+        match self {
+            Self::Rows { dispatcher, source, deadline: length } => {
+                let _ = timeout_at(Instant::now() + *length / 5, source.close()).await;
+                dispatcher.close_by(deadline).await
+            }
+            Self::Lanes(lanes) => lanes.close_by(deadline).await,
+        }
+    }
+
+    async fn close_now(&self) -> Closed {
+        match self {
+            Self::Rows { dispatcher, source, .. } => {
+                source.stop();
+                dispatcher.close_now().await
+            }
+            Self::Lanes(lanes) => lanes.close_now().await,
+        }
+    }
+
+    /// Waits for a claim that was under way at the close.
+    async fn close_source(&self, by: Instant) {
+        if let Self::Rows { source, .. } = self {
+            let _ = timeout_at(by, source.close()).await;
+        }
+    }
+
+    /// Asks it to stop, without waiting.
+    fn stop(&self) {
+        match self {
+            Self::Rows { source, .. } => source.stop(),
+            Self::Lanes(lanes) => lanes.stop(),
+        }
+    }
 }
 
 /// Why events could not be written. The transaction is yours to roll back.
@@ -423,23 +496,29 @@ impl<S: WriteStore> Outbox<S> {
     /// ```
     pub fn wake(&self) {
         if let Some(relay) = &self.0.relay {
-            relay.dispatcher.poller_wake().now();
+            relay.engine.wake().now();
         }
     }
 
     /// How many events are queued, with a listener, or waiting for their settlement.
     pub fn in_flight(&self) -> usize {
-        self.0.relay.as_ref().map_or(0, |relay| relay.dispatcher.in_flight())
+        self.0.relay.as_ref().map_or(0, |relay| relay.engine.in_flight())
     }
 
-    /// What delivers, unless this outbox only writes.
+    /// What delivers row by row, unless this outbox only writes, or has lanes.
     #[cfg(feature = "testing")]
     pub(crate) fn dispatcher(&self) -> Option<&Arc<Dispatcher>> {
-        self.0.relay.as_ref().map(|relay| &relay.dispatcher)
+        match &self.0.relay.as_ref()?.engine {
+            Engine::Rows { dispatcher, .. } => Some(dispatcher),
+            Engine::Lanes(_) => None,
+        }
     }
 
     /// Ends the deliveries in order: stops claiming, drains what is in memory, settles, and releases what the deadline
     /// cut off. Writing still works afterwards; its events are left to others. Calling it again waits for the one end.
+    ///
+    /// With [order](OutboxBuilder::ordered), what was not begun is left to others as well, and lanes are given back as soon as
+    /// what is with listeners has ended.
     ///
     /// ```
     /// # extern crate posthaste_core as posthaste;
@@ -463,12 +542,10 @@ impl<S: WriteStore> Outbox<S> {
             return Closed::default();
         };
         let started_at = Instant::now();
-        let deadline = started_at + relay.deadline;
-        // A claim under way is let finish, but not at the cost of everything after it.
-        let _ = timeout_at(started_at + relay.deadline / 5, relay.source.close()).await;
-        let closed = relay.dispatcher.close_by(deadline).await;
+        let deadline = started_at + relay.engine.deadline();
+        let closed = relay.engine.close_by(deadline).await;
         let last = deadline.max(Instant::now() + LAST);
-        let _ = timeout_at(last, relay.source.close()).await;
+        relay.engine.close_source(last).await;
         self.end_aside(last).await;
         // Commits whose callers went away run on as tasks; they are short, and let finish.
         self.0.tasks.close();
@@ -501,9 +578,8 @@ impl<S: WriteStore> Outbox<S> {
         kill_point!("shutdown.before");
         self.0.stop_aside();
         let Some(relay) = &self.0.relay else { return Closed::default() };
-        relay.source.stop();
-        let closed = relay.dispatcher.close_now().await;
-        let _ = timeout_at(Instant::now() + LAST, relay.source.close()).await;
+        let closed = relay.engine.close_now().await;
+        relay.engine.close_source(Instant::now() + LAST).await;
         kill_point!("shutdown.after");
         closed
     }
@@ -539,7 +615,7 @@ impl<S: WriteStore> Drop for Inner<S> {
     fn drop(&mut self) {
         self.stop_aside();
         if let Some(relay) = &self.relay {
-            relay.source.stop();
+            relay.engine.stop();
         }
     }
 }

@@ -332,7 +332,7 @@ impl Inner {
 }
 
 /// What a row keeps of why it is no event.
-fn undecodable(reason: &str) -> String {
+pub(crate) fn undecodable(reason: &str) -> String {
     format!("undecodable: {reason}; mend the row, then redrive it")
 }
 

@@ -6,6 +6,7 @@ use foldhash::HashMap;
 
 use crate::event::{AggregateType, Event, EventType, GLOBAL, TypedEvent};
 use crate::listener::{self, AnyListener, Delivery, Gates, Handle, HandleFn, IntoVerdict, typed};
+use crate::order::OnDead;
 
 /// Stands for every aggregate type or every event type in a registration.
 pub const ANY: &str = "*";
@@ -222,6 +223,11 @@ impl Registry {
     pub(crate) fn largest_batch(&self) -> usize {
         let listeners = self.routes.values().flat_map(HashMap::values);
         listeners.map(AnyListener::max_batch).max().unwrap_or(1)
+    }
+
+    /// Whether any listener has such a policy for events that it cannot deliver.
+    pub(crate) fn any_dead_policy(&self, wanted: impl Fn(Option<OnDead>) -> bool) -> bool {
+        self.routes.values().flat_map(HashMap::values).any(|listener| wanted(listener.dead_policy()))
     }
 
     pub(crate) fn gates(&self) -> Gates {

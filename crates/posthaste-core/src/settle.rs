@@ -191,7 +191,8 @@ impl Settler {
             let taken_anew = !finished;
             match settled {
                 Settled::Applied => {
-                    tally.count(&outcome.action, &self.wake);
+                    tally.count(&outcome.action);
+                    self.wake_for(&outcome.action);
                     // Claimed again after the statement and before its answer; nobody is at it, so it is given back.
                     if taken_anew {
                         adopted.push(outcome.with(Action::Release));
@@ -209,6 +210,15 @@ impl Settler {
         Ok(adopted)
     }
 
+    /// Wakes the poller for what is to be claimed again.
+    fn wake_for(&self, action: &Action) {
+        match action {
+            Action::Retry { delay, .. } | Action::Defer { delay } => self.wake.after(*delay),
+            Action::Release => self.wake.now(),
+            Action::Done | Action::Dead { .. } => {}
+        }
+    }
+
     fn forget(&self, batch: &[Settling]) {
         for outcome in batch {
             self.in_flight.release(&outcome.id, outcome.token);
@@ -218,36 +228,27 @@ impl Settler {
 
 /// What one settlement did.
 #[derive(Default)]
-struct Tally {
+pub(crate) struct Tally {
     done: u64,
     failed: u64,
     deferred: u64,
     dead: u64,
     released: u64,
-    lost: u64,
+    pub(crate) lost: u64,
 }
 
 impl Tally {
-    fn count(&mut self, action: &Action, wake: &Wake) {
+    pub(crate) fn count(&mut self, action: &Action) {
         match action {
             Action::Done => self.done += 1,
-            Action::Retry { delay, .. } => {
-                self.failed += 1;
-                wake.after(*delay);
-            }
-            Action::Defer { delay } => {
-                self.deferred += 1;
-                wake.after(*delay);
-            }
+            Action::Retry { .. } => self.failed += 1,
+            Action::Defer { .. } => self.deferred += 1,
             Action::Dead { .. } => self.dead += 1,
-            Action::Release => {
-                self.released += 1;
-                wake.now();
-            }
+            Action::Release => self.released += 1,
         }
     }
 
-    fn report(&self, metrics: &dyn Metrics) {
+    pub(crate) fn report(&self, metrics: &dyn Metrics) {
         // A metric that says nothing happened is only noise.
         let told = |count: u64, tell: &dyn Fn(u64)| {
             if count > 0 {

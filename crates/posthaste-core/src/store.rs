@@ -20,7 +20,7 @@ use crate::event::{Event, EventId};
 use crate::signal::Signal;
 use crate::time::Timestamp;
 
-pub(crate) use contained::{Contained, contained};
+pub(crate) use contained::{Contained, ContainedLanes, contained};
 
 pub use admin::{AdminStore, Counts, Cursor, Filter, Maintained, Order, Page, Purge, Record, Redrive};
 pub use error::{CommitError, Error};

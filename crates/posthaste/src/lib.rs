@@ -191,8 +191,8 @@
 mod guide;
 
 pub use posthaste_core::{
-    dispatcher, event, hook, inflight, instrument, interceptor, listener, memory, metrics, options, outbox, poller,
-    registry, retry, signal, store, time, wake,
+    dispatcher, event, hook, inflight, instrument, interceptor, listener, memory, metrics, options, order, outbox,
+    poller, registry, retry, signal, store, time, wake,
 };
 
 #[cfg(feature = "diesel")]
@@ -215,8 +215,8 @@ pub use posthaste_tokio_postgres as tokio_postgres;
 pub use posthaste_core::{
     AggregateType, BatchListener, Closed, CommitError, Current, Delivery, Dispatcher, Event, EventBuilder, EventId,
     EventType, Failure, FanOut, Handle, Instrument, Interceptor, IntoEvent, Listener, MemoryStore, Metrics,
-    NoTransaction, Options, Outbox, OutboxBuilder, Outcome, Poller, Receipt, Registry, RetryPolicy, Savepoint, Status,
-    Timestamp, Transaction, TransactionError, TypedEvent, Verdict, WriteError, WriteHook,
+    NoTransaction, OnDead, Options, Ordered, Outbox, OutboxBuilder, Outcome, Poller, Receipt, Registry, RetryPolicy,
+    Savepoint, Status, Timestamp, Transaction, TransactionError, TypedEvent, Verdict, WriteError, WriteHook,
 };
 
 // The derive beside the type of the same name, as with serde's traits: one import brings both.

@@ -14,13 +14,13 @@ use super::Dispatcher;
 use crate::store::{Action, Settled, Settlement};
 
 /// How long listeners that are cut short may take to be gone.
-const CUT: Duration = Duration::from_millis(200);
+pub(crate) const CUT: Duration = Duration::from_millis(200);
 
 /// How long the database gets for each of the last statements, even when the deadline is over.
-const DATABASE: Duration = Duration::from_millis(500);
+pub(crate) const DATABASE: Duration = Duration::from_millis(500);
 
 /// How long workers get when there is a hurry, to hand over what they have just finished.
-const HURRY: Duration = Duration::from_millis(50);
+pub(crate) const HURRY: Duration = Duration::from_millis(50);
 
 /// How a dispatcher ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -201,10 +201,10 @@ impl Dispatcher {
     }
 }
 
-fn take(tasks: &Mutex<JoinSet<()>>) -> JoinSet<()> {
+pub(crate) fn take(tasks: &Mutex<JoinSet<()>>) -> JoinSet<()> {
     std::mem::take(&mut *tasks.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-async fn join(tasks: &mut JoinSet<()>) {
+pub(crate) async fn join(tasks: &mut JoinSet<()>) {
     while tasks.join_next().await.is_some() {}
 }

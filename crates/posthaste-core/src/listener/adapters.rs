@@ -5,19 +5,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{BatchListener, Delivery, Gate, Listener, Verdict};
+use crate::order::OnDead;
 use crate::retry::RetryPolicy;
 
-/// A listener with settings of its own. Made by [`Listener::with_time_limit`] and [`Listener::with_retry`].
+/// A listener with settings of its own. Made by [`Listener::with_time_limit`], [`Listener::with_retry`] and
+/// [`Listener::on_dead`].
 #[derive(Clone, Debug)]
 pub struct Configured<L> {
     pub(super) inner: L,
     pub(super) time_limit: Option<Duration>,
     pub(super) retry: Option<RetryPolicy>,
+    pub(super) on_dead: Option<OnDead>,
 }
 
 impl<L> Configured<L> {
     pub(super) fn new(inner: L) -> Self {
-        Self { inner, time_limit: None, retry: None }
+        Self { inner, time_limit: None, retry: None, on_dead: None }
     }
 
     /// Sets how long one event, or one batch, may take.
@@ -31,6 +34,13 @@ impl<L> Configured<L> {
     #[must_use]
     pub fn with_retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = Some(policy);
+        self
+    }
+
+    /// Sets what becomes of an aggregate with an event that cannot be delivered, in an outbox with order.
+    #[must_use]
+    pub fn on_dead(mut self, policy: OnDead) -> Self {
+        self.on_dead = Some(policy);
         self
     }
 }
@@ -59,6 +69,10 @@ impl<L: Listener> Listener for Configured<L> {
     fn mistake(&self) -> Option<&str> {
         self.inner.mistake()
     }
+
+    fn dead_policy(&self) -> Option<OnDead> {
+        self.on_dead.or_else(|| self.inner.dead_policy())
+    }
 }
 
 /// Makes a listener of something that takes a slice of events and answers for each.
@@ -74,7 +88,8 @@ impl<L: Listener> Listener for Configured<L> {
 /// .with_max_batch(500);
 /// ```
 pub fn batch<B: BatchListener>(listener: B) -> Batch<B> {
-    Batch { max: listener.max_batch().max(1), settings: Configured::new(listener), gate: None }
+    let max = listener.max_batch().max(1);
+    Batch { max, settings: Configured::new(listener), gate: None, of_one_key: OfOneKey::One }
 }
 
 /// A listener that takes slices. Made by [`batch`].
@@ -83,6 +98,18 @@ pub struct Batch<B> {
     pub(super) settings: Configured<B>,
     pub(super) max: usize,
     pub(super) gate: Option<Arc<dyn Gate>>,
+    pub(super) of_one_key: OfOneKey,
+}
+
+/// How many events of one aggregate a batch may have, where they are delivered in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OfOneKey {
+    /// One; others come with the next batch. The default, since of most destinations nobody knows what has arrived when one of
+    /// several events has failed.
+    #[default]
+    One,
+    /// As many as fit: if one is not accepted, no later one of the same aggregate in that batch is.
+    Prefix,
 }
 
 impl<B> Batch<B> {
@@ -111,6 +138,20 @@ impl<B> Batch<B> {
     #[must_use]
     pub fn with_retry(mut self, policy: RetryPolicy) -> Self {
         self.settings.retry = Some(policy);
+        self
+    }
+
+    /// Sets what becomes of an aggregate with an event that cannot be delivered, in an outbox with order.
+    #[must_use]
+    pub fn on_dead(mut self, policy: OnDead) -> Self {
+        self.settings.on_dead = Some(policy);
+        self
+    }
+
+    /// Sets how many events of one aggregate a batch may have, in an outbox with order.
+    #[must_use]
+    pub fn with_of_one_key(mut self, of_one_key: OfOneKey) -> Self {
+        self.of_one_key = of_one_key;
         self
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{AnyListener, Delivery, Failure, Gate, IntoVerdict, Listener, Verdict, wrong_number_of_verdicts};
+use crate::order::OnDead;
 use crate::retry::RetryPolicy;
 
 /// A listener with code around it. Made by [`Listener::around`].
@@ -54,6 +55,10 @@ where
 
     fn mistake(&self) -> Option<&str> {
         self.next.listener.mistake()
+    }
+
+    fn dead_policy(&self) -> Option<OnDead> {
+        self.next.listener.dead_policy()
     }
 }
 

@@ -23,6 +23,7 @@ pub struct Delivery {
     event: Event,
     attempt: u32,
     path: Path,
+    seq: Option<i64>,
 }
 
 /// How an event came to the dispatcher.
@@ -38,7 +39,13 @@ pub enum Path {
 impl Delivery {
     /// An event with the number of failed attempts before this one.
     pub fn new(event: Event, failed_attempts: u32, path: Path) -> Self {
-        Self { event, attempt: failed_attempts.saturating_add(1), path }
+        Self { event, attempt: failed_attempts.saturating_add(1), path, seq: None }
+    }
+
+    /// With the number of its row.
+    pub(crate) fn with_seq(mut self, seq: i64) -> Self {
+        self.seq = Some(seq);
+        self
     }
 
     /// Others have had it meanwhile, and it failed with them.
@@ -59,6 +66,12 @@ impl Delivery {
     /// Which attempt this is; the first is 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// The number that the database gave it, where it is known: in an outbox with order always. Of two events of an aggregate the
+    /// later one has the higher number, so whoever keeps the last one that he took can tell a repeat that comes after later events.
+    pub fn seq(&self) -> Option<i64> {
+        self.seq
     }
 
     /// How it came here.

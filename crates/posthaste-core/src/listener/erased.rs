@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Batch, BatchListener, Delivery, FanOut, Gate, Listener, Verdict, chain};
+use super::{Batch, BatchListener, Delivery, FanOut, Gate, Listener, OfOneKey, Verdict, chain};
+use crate::order::OnDead;
 use crate::retry::RetryPolicy;
 
 /// A verdict for each event. One alone, the usual number, needs no memory of its own.
@@ -24,6 +25,8 @@ pub struct AnyListener {
     time_limit: Option<Duration>,
     retry: Option<RetryPolicy>,
     gate: Option<Arc<dyn Gate>>,
+    on_dead: Option<OnDead>,
+    of_one_key: OfOneKey,
     /// What is wrong with it, for whoever registers it.
     mistake: Option<Arc<str>>,
 }
@@ -112,6 +115,19 @@ impl AnyListener {
         self.retry.as_ref()
     }
 
+    /// What becomes of an aggregate with an event that it cannot deliver, if the listener says.
+    pub fn dead_policy(&self) -> Option<OnDead> {
+        self.on_dead
+    }
+
+    /// How many events of one aggregate it takes at once, where they are delivered in order.
+    pub(crate) fn most_of_one_key(&self) -> usize {
+        match self.of_one_key {
+            OfOneKey::One => 1,
+            OfOneKey::Prefix => self.max_batch,
+        }
+    }
+
     pub(crate) fn run<'a>(&'a self, events: &'a [Delivery]) -> Boxed<'a> {
         self.run.run(events)
     }
@@ -139,6 +155,8 @@ impl<L: Listener> From<L> for AnyListener {
             time_limit: listener.time_limit(),
             retry: listener.retry_policy().cloned(),
             gate: listener.gate(),
+            on_dead: listener.dead_policy(),
+            of_one_key: OfOneKey::One,
             mistake: listener.mistake().map(Arc::from),
             run: Arc::new(Single(listener)),
         }
@@ -153,6 +171,8 @@ impl<B: BatchListener> From<Batch<B>> for AnyListener {
             retry: batch.settings.retry,
             run: Arc::new(Slice(batch.settings.inner)),
             gate: batch.gate,
+            on_dead: batch.settings.on_dead,
+            of_one_key: batch.of_one_key,
             mistake: None,
         }
     }

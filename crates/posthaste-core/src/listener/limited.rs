@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{Delivery, Gate, Listener, Outcome, Verdict, call};
+use crate::order::OnDead;
 use crate::retry::RetryPolicy;
 
 /// How long one event waits for its turn, with a worker. If turns come less often, there is somebody who waits for most of the
@@ -107,6 +108,10 @@ macro_rules! limited {
 
             fn mistake(&self) -> Option<&str> {
                 self.inner.mistake()
+            }
+
+            fn dead_policy(&self) -> Option<OnDead> {
+                self.inner.dead_policy()
             }
         }
     )*};

@@ -7,6 +7,7 @@ use tracing::field::Empty;
 use tracing::{Instrument, Span, info_span};
 
 use super::{Delivery, Gate, Listener, Outcome, Path, Verdict};
+use crate::order::OnDead;
 use crate::retry::RetryPolicy;
 
 /// A listener that runs in a span. Made by [`Listener::with_span`].
@@ -61,6 +62,10 @@ impl<L: Listener> Listener for Spanned<L> {
 
     fn mistake(&self) -> Option<&str> {
         self.inner.mistake()
+    }
+
+    fn dead_policy(&self) -> Option<OnDead> {
+        self.inner.dead_policy()
     }
 }
 

@@ -6,6 +6,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::dispatcher::{Dispatcher, HotPath};
 use crate::hook::{Ending, Hooks, WriteHook};
+use crate::lanes::LaneRelay;
 use crate::signal::Signals;
 use crate::store::NewRow;
 
@@ -14,6 +15,8 @@ pub(super) struct AfterWrite {
     hooks: Hooks,
     /// Last before the write, so that it leases what the others left; first after the commit, because it is waited for.
     hot: Option<(Arc<HotPath>, Arc<Dispatcher>)>,
+    /// With lanes instead: nothing is born leased, and what was committed is read at once.
+    lanes: Option<Arc<LaneRelay>>,
     /// For what this process leaves to others.
     signals: Option<Arc<Signals>>,
     tasks: TaskTracker,
@@ -27,7 +30,26 @@ impl AfterWrite {
         tasks: TaskTracker,
     ) -> Self {
         let hot = dispatcher.map(|dispatcher| (Arc::clone(dispatcher.hot()), dispatcher));
-        Self { hooks, hot, signals, tasks }
+        Self { hooks, hot, lanes: None, signals, tasks }
+    }
+
+    pub(super) fn of_lanes(
+        hooks: Hooks,
+        lanes: Arc<LaneRelay>,
+        signals: Option<Arc<Signals>>,
+        tasks: TaskTracker,
+    ) -> Self {
+        Self { hooks, hot: None, lanes: Some(lanes), signals, tasks }
+    }
+
+    /// Rows are in the table, or may be: this process reads them at once, or others are told.
+    fn tell(&self, rows: &[NewRow]) {
+        let for_others = self.lanes.as_ref().is_none_or(|lanes| lanes.committed(rows));
+        if let Some(signals) = &self.signals
+            && for_others
+        {
+            signals.committed(rows);
+        }
     }
 
     /// What is to be inserted, after the hooks have had their say.
@@ -35,6 +57,8 @@ impl AfterWrite {
         let mut rows = self.hooks.before_write(rows);
         if let Some((hot, _)) = &self.hot {
             hot.before_write(&mut rows).expect("the hot path does not fail");
+        } else if self.lanes.is_some() {
+            rows.iter_mut().for_each(|row| row.lease = None);
         }
         rows
     }
@@ -54,9 +78,7 @@ impl AfterWrite {
                 self.give_back_after_close(Arc::clone(dispatcher));
             }
         }
-        if let Some(signals) = &self.signals {
-            signals.committed(rows);
-        }
+        self.tell(rows);
         self.hooks.after(Ending::Unknown, rows);
     }
 
@@ -71,6 +93,8 @@ impl AfterWrite {
     pub(super) fn cut_off(&self, rows: &[NewRow]) {
         if let Some((hot, _)) = &self.hot {
             hot.after_unknown(rows).expect("the hot path does not fail");
+        } else if let Some(lanes) = &self.lanes {
+            lanes.committed(rows);
         }
     }
 
@@ -90,10 +114,8 @@ impl AfterWrite {
                 self.give_back_after_close(Arc::clone(dispatcher));
             }
         }
-        if let Some(signals) = &self.signals
-            && ending != Ending::RolledBack
-        {
-            signals.committed(rows);
+        if ending != Ending::RolledBack {
+            self.tell(rows);
         }
         self.hooks.after(ending, rows);
     }

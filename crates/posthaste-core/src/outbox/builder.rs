@@ -9,22 +9,24 @@ use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
 
 use super::after::AfterWrite;
-use super::{Inner, Outbox, Relay};
+use super::{Engine, Inner, Outbox, Relay};
 use crate::dispatcher::Dispatcher;
 use crate::event::{AggregateType, EventType, TypedEvent};
 use crate::hook::{Hooks, WriteHook};
 use crate::instrument::Instrument;
 use crate::interceptor::{AnyInterceptor, Interceptor};
+use crate::lanes;
 use crate::listener::chain;
 use crate::listener::{AnyListener, Delivery, Handle, HandleFn, IntoVerdict, typed};
 use crate::metrics::{self, Metrics, NoMetrics};
 use crate::options::{self, Options};
+use crate::order::{OnDead, Ordered};
 use crate::poller::{Poller, Source};
 use crate::registry::{self, Registry};
 use crate::retention::Retention;
 use crate::retry::Jitter;
 use crate::signal::Signals;
-use crate::store::{self, Leases, RelayStore, Store};
+use crate::store::{self, LaneStore, Leases, RelayStore, Store};
 
 /// How an outbox shares its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,20 @@ pub enum StartError {
          listen_all, or use Outbox::writer_only if another process delivers"
     )]
     NoListener,
+    /// The store cannot deliver in order.
+    #[error("this store cannot deliver in order; use one that can, or leave out `ordered`")]
+    NoLanes,
+    /// The table is not ready for ordered delivery, or could not be asked.
+    #[error("the outbox cannot deliver in order")]
+    Lanes(#[source] store::Error),
+    /// The store cannot keep the aggregate of an event that is DEAD from going on.
+    #[error(
+        "this store cannot park aggregates; say with on_dead, for the outbox and for its listeners, whether an event that          cannot be delivered blocks those behind it or is skipped"
+    )]
+    NoParking,
+    /// A listener has a policy for ordered delivery, and nothing is delivered in order.
+    #[error("on_dead is given, which only means something for events in order; say which ones are with `ordered`")]
+    NotOrdered,
     /// The database could not be asked.
     #[error("the outbox could not take over what its predecessor left")]
     Store(#[from] store::Error),
@@ -71,6 +87,8 @@ pub struct OutboxBuilder<S> {
     options: Options,
     metrics: Arc<dyn Metrics>,
     jitter: Jitter,
+    ordered: Option<Ordered>,
+    on_dead: Option<OnDead>,
 }
 
 impl<S: Store> OutboxBuilder<S> {
@@ -85,6 +103,8 @@ impl<S: Store> OutboxBuilder<S> {
             options: Options::default(),
             metrics: Arc::new(NoMetrics),
             jitter: Jitter::default(),
+            ordered: None,
+            on_dead: None,
         }
     }
 
@@ -309,6 +329,64 @@ impl<S: Store> OutboxBuilder<S> {
         self
     }
 
+    /// Delivers the events of an aggregate in the order in which they were written, in this process and in all others.
+    ///
+    /// No attempt at an event begins before each earlier event of its aggregate was acknowledged by its listener, or was given up;
+    /// whoever retries, crashes, is paused or is shut down. Aggregates do not wait for each other. After a fault an event may be
+    /// repeated behind later ones, which [`Delivery::seq`] tells. Writers of one aggregate have to wait for each other, by the row
+    /// lock or the version check that they have anyway. What holds behind an event that cannot be delivered, [`OnDead`] says.
+    ///
+    /// Every process that delivers from a table needs the same order; processes that only write need nothing.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, Event, Listener, MemoryStore, OnDead, Ordered, Outbox};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    /// let listener = move |event: Delivery| {
+    ///     let _ = tell.send(event.event_type().to_owned());
+    ///     async {}
+    /// };
+    /// let outbox = Outbox::builder(MemoryStore::new())
+    ///     .ordered(Ordered::all())
+    ///     .listen("Order", "*", listener.on_dead(OnDead::Park))
+    ///     .start()
+    ///     .await?;
+    ///
+    /// let mut tx = outbox.begin().await?;
+    /// tx.write(Event::builder("OrderPlaced").aggregate("Order", 42).json_text("{}")).await?;
+    /// tx.write(Event::builder("OrderPaid").aggregate("Order", 42).json_text("{}")).await?;
+    /// tx.commit().await?;
+    /// assert_eq!(told.recv().await.as_deref(), Some("OrderPlaced"));
+    /// assert_eq!(told.recv().await.as_deref(), Some("OrderPaid"));
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn ordered(mut self, ordered: Ordered) -> Self {
+        self.ordered = Some(ordered);
+        self
+    }
+
+    /// Sets what becomes of an aggregate with an event that cannot be delivered, where its listener does not say. Only together
+    /// with [`ordered`](Self::ordered). Default: [`OnDead::Park`].
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, MemoryStore, OnDead, Ordered, Outbox};
+    ///
+    /// let builder = Outbox::builder(MemoryStore::new())
+    ///     .ordered(Ordered::types(["Order"]))
+    ///     .on_dead(OnDead::Skip)
+    ///     .listen_all(|_: Delivery| async {});
+    /// ```
+    pub fn on_dead(mut self, policy: OnDead) -> Self {
+        self.on_dead = Some(policy);
+        self
+    }
+
     /// Sets the randomness that spreads retries, so that a test can repeat it.
     ///
     /// ```
@@ -356,7 +434,15 @@ impl<S: Store> OutboxBuilder<S> {
         if registry.is_empty() {
             return Err(StartError::NoListener);
         }
+        let on_dead = self.on_dead.unwrap_or_default();
+        if self.ordered.is_none() && (self.on_dead.is_some() || registry.any_dead_policy(|policy| policy.is_some())) {
+            return Err(StartError::NotOrdered);
+        }
         let store: Arc<dyn RelayStore> = Arc::new(self.store.clone());
+        let lanes = match &self.ordered {
+            Some(_) => Some(lanes_of(&*store, &registry, on_dead).await?),
+            None => None,
+        };
         if self.scenario == Scenario::SingleNode {
             kill_point!("take_over.before");
             let released = store.release_all().await?;
@@ -364,6 +450,34 @@ impl<S: Store> OutboxBuilder<S> {
             if released > 0 {
                 tracing::info!(released, "taken over what a predecessor had leased");
             }
+        }
+        let mut counting = JoinSet::new();
+        if let Some(interval) = self.options.count_interval {
+            let metrics = Arc::new(metrics::Contained(Arc::clone(&self.metrics)));
+            counting.spawn(count_rows(self.store.clone(), metrics, interval));
+        }
+        let retention =
+            Retention::start(self.store.clone(), &self.options, Arc::clone(&self.metrics), self.jitter.clone());
+        let signal = self.store.signal();
+        let signalled = |wake, jitter| signal.map(|signal| Arc::new(Signals::start(signal, Some(wake), jitter)));
+        if let (Some(ordered), Some((store, lanes))) = (self.ordered, lanes) {
+            let setup = lanes::Setup {
+                store,
+                lanes,
+                ordered,
+                on_dead,
+                registry,
+                interceptors: self.interceptors,
+                instruments: self.instruments,
+                options: self.options,
+                metrics: self.metrics,
+                jitter: self.jitter.clone(),
+            };
+            let lanes = setup.start();
+            let signals = signalled(lanes.wake(), self.jitter);
+            let after = Arc::new(AfterWrite::of_lanes(self.hooks, Arc::clone(&lanes), signals.clone(), tasks.clone()));
+            let relay = Some(Relay { engine: Engine::Lanes(lanes), _counting: counting });
+            return Ok(Outbox(Arc::new(Inner { store: self.store, after, relay, signals, retention, tasks })));
         }
         let leases = Arc::new(Leases::new(self.options.new_owner()));
         let dispatcher = Dispatcher::builder(Arc::clone(&store), registry)
@@ -377,29 +491,34 @@ impl<S: Store> OutboxBuilder<S> {
         let poller = Poller::builder(store, Arc::clone(&dispatcher) as Arc<_>)
             .options(self.options.clone())
             .leases(leases)
-            .metrics(Arc::clone(&self.metrics))
+            .metrics(self.metrics)
             .jitter(self.jitter.clone())
             .wake(dispatcher.poller_wake())
             .build()?;
         poller.start();
-        let wake = dispatcher.poller_wake();
-        let retention =
-            Retention::start(self.store.clone(), &self.options, Arc::clone(&self.metrics), self.jitter.clone());
-        let signals = self.store.signal().map(|signal| Arc::new(Signals::start(signal, Some(wake), self.jitter)));
+        let signals = signalled(dispatcher.poller_wake(), self.jitter);
         let dispatching = Some(Arc::clone(&dispatcher));
         let after = Arc::new(AfterWrite::new(self.hooks, dispatching, signals.clone(), tasks.clone()));
-        let mut counting = JoinSet::new();
-        if let Some(interval) = self.options.count_interval {
-            counting.spawn(count_rows(self.store.clone(), Arc::new(metrics::Contained(self.metrics)), interval));
-        }
-        let relay = Some(Relay {
-            dispatcher,
-            source: Box::new(poller),
-            deadline: self.options.shutdown_deadline,
-            _counting: counting,
-        });
+        let deadline = self.options.shutdown_deadline;
+        let engine = Engine::Rows { dispatcher, source: Box::new(poller), deadline };
+        let relay = Some(Relay { engine, _counting: counting });
         Ok(Outbox(Arc::new(Inner { store: self.store, after, relay, signals, retention, tasks })))
     }
+}
+
+/// The lanes of a store, and how many there are, if it can do what these listeners ask for.
+async fn lanes_of(
+    store: &dyn RelayStore,
+    registry: &Registry,
+    on_dead: OnDead,
+) -> Result<(Arc<dyn LaneStore>, u16), StartError> {
+    let lanes = store.lanes().ok_or(StartError::NoLanes)?;
+    let parks = |policy: Option<OnDead>| policy.unwrap_or(on_dead) == OnDead::Park;
+    if !lanes.closes_keys() && (parks(None) || registry.any_dead_policy(parks)) {
+        return Err(StartError::NoParking);
+    }
+    let count = lanes.count_lanes().await.map_err(StartError::Lanes)?;
+    Ok((lanes, count))
 }
 
 /// Reports the rows of each status, for as long as it is let.
@@ -418,6 +537,7 @@ impl<S> fmt::Debug for OutboxBuilder<S> {
         f.debug_struct("OutboxBuilder")
             .field("scenario", &self.scenario)
             .field("registry", &self.registry)
+            .field("ordered", &self.ordered)
             .field("options", &self.options)
             .finish_non_exhaustive()
     }

@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use super::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
-use crate::event::EventId;
+use super::{
+    BoxFuture, Claim, Claimed, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, Lease,
+    ReadLanes, RelayStore, Renewed, Settled, Settlement,
+};
+use crate::event::{Event, EventId};
 use crate::hook::panic_text;
 
 /// A store whose panics are errors like any other, as is an answer that does not come in time.
@@ -29,12 +32,19 @@ impl Contained {
         &self,
         call: impl Future<Output = Result<T, Error>> + Send + 'a,
     ) -> BoxFuture<'a, Result<T, Error>> {
-        let limit = self.limit;
-        contained(async move {
-            let answer = tokio::time::timeout(limit, call).await;
-            answer.unwrap_or_else(|_| Err(Error::Unavailable(late(limit).into())))
-        })
+        within(self.limit, call)
     }
+}
+
+/// The call, which is given up after so long, and whose panic is an error.
+fn within<'a, T: 'a>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, Error>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, Error>> {
+    contained(async move {
+        let answer = tokio::time::timeout(limit, call).await;
+        answer.unwrap_or_else(|_| Err(Error::Unavailable(late(limit).into())))
+    })
 }
 
 fn late(limit: Duration) -> String {
@@ -64,5 +74,79 @@ impl RelayStore for Contained {
 
     fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
         self.within_limit(async move { self.store.release_all().await })
+    }
+}
+
+/// The same for a store of lanes: a call that takes longer than a lease is of no use any more, and one that keeps leases has to be
+/// tried again in time.
+pub(crate) struct ContainedLanes {
+    store: Arc<dyn LaneStore>,
+    lease: Duration,
+}
+
+impl ContainedLanes {
+    pub(crate) fn new(store: Arc<dyn LaneStore>, lease: Duration) -> Self {
+        Self { store, lease }
+    }
+}
+
+impl LaneStore for ContainedLanes {
+    fn count_lanes(&self) -> BoxFuture<'_, Result<u16, Error>> {
+        within(self.lease, async move { self.store.count_lanes().await })
+    }
+
+    fn lane_of(&self, event: &Event) -> Option<Lane> {
+        self.store.lane_of(event)
+    }
+
+    fn lease_lanes<'a>(
+        &'a self,
+        owner: &'a str,
+        wanted: usize,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<LaneLease>, Error>> {
+        within(self.lease / 3, async move { self.store.lease_lanes(owner, wanted, length).await })
+    }
+
+    fn renew_lanes<'a>(
+        &'a self,
+        owner: &'a str,
+        leases: &'a [LaneLease],
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Renewed, Error>> {
+        within(self.lease / 3, async move { self.store.renew_lanes(owner, leases, length).await })
+    }
+
+    fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {
+        within(self.lease / 3, async move { self.store.give_back_lanes(owner, leases).await })
+    }
+
+    fn read_lanes<'a>(&'a self, read: &'a ReadLanes) -> BoxFuture<'a, Result<LaneRows, Error>> {
+        within(self.lease, async move { self.store.read_lanes(read).await })
+    }
+
+    fn settle_in_lanes<'a>(
+        &'a self,
+        owner: &'a str,
+        settlements: &'a [LaneSettlement],
+    ) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
+        within(self.lease, async move { self.store.settle_in_lanes(owner, settlements).await })
+    }
+
+    fn closes_keys(&self) -> bool {
+        self.store.closes_keys()
+    }
+
+    fn reopened_keys<'a>(
+        &'a self,
+        owner: &'a str,
+        leases: &'a [LaneLease],
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Vec<ClosedKey>, Error>> {
+        within(self.lease, async move { self.store.reopened_keys(owner, leases, limit).await })
+    }
+
+    fn forget_keys<'a>(&'a self, owner: &'a str, keys: &'a [(LaneLease, Key)]) -> BoxFuture<'a, Result<(), Error>> {
+        within(self.lease, async move { self.store.forget_keys(owner, keys).await })
     }
 }

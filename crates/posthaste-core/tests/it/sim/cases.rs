@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::Options;
+use posthaste_core::{OnDead, Options};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -183,5 +183,20 @@ async fn a_shutdown_has_one_deadline_for_everything() {
     assert!(began_at.elapsed() <= deadline + LAST_STEPS, "{:?}", began_at.elapsed());
     scene.nodes[0] = None;
     scene.start().await;
+    scene.ends_well().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_lanes_a_key_that_was_closed_late_stays_closed() {
+    let ms = Duration::from_millis;
+    let lingering = Options { settle_linger: ms(5), ..options() };
+    let mut scene = Scene::new(Plan { lanes: Some(OnDead::Park), ..Plan::scripted(lingering) });
+    // The event is read again and tried again before it is carried out, and settled again after it.
+    scene.start().await.process.expect(Call::Settle, End::Late(Trouble::Unavailable, ms(1)));
+    // Numbers 0 and 4 are of one key.
+    scene.write(0, Kind::Permanent, 0).await;
+    for _ in 1..=4 {
+        scene.write(0, Kind::Fine, 0).await;
+    }
     scene.ends_well().await;
 }

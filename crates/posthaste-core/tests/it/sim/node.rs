@@ -9,8 +9,8 @@ use posthaste_core::listener::batch;
 use posthaste_core::retry::Jitter;
 use posthaste_core::store::WriteStore;
 use posthaste_core::{
-    BatchListener, CommitError, Delivery, Event, EventBuilder, EventId, Failure, Metrics, Options, Outbox, Outcome,
-    Verdict,
+    BatchListener, CommitError, Delivery, Event, EventBuilder, EventId, Failure, Metrics, OnDead, Options, Ordered,
+    Outbox, Outcome, Verdict,
 };
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -36,6 +36,10 @@ impl Node {
         let bounds = Bounds { sim: Arc::clone(sim), batch: sim.plan.batch, options: options.clone() };
         let builder =
             if sim.plan.single_node { Outbox::single_node(store.clone()) } else { Outbox::many_nodes(store.clone()) };
+        let builder = match sim.plan.lanes {
+            Some(policy) => builder.ordered(Ordered::all()).on_dead(policy),
+            None => builder,
+        };
         let outbox = builder
             .options(options)
             .metrics(bounds)
@@ -54,6 +58,9 @@ impl Node {
     }
 }
 
+/// The most events of a key that a worker has at once.
+const RUN: usize = 100;
+
 /// Checks what the outbox tells about itself.
 struct Bounds {
     sim: Arc<Sim>,
@@ -63,7 +70,9 @@ struct Bounds {
 
 impl Metrics for Bounds {
     fn queue_depths(&self, hot: usize, cold: usize) {
-        if hot > self.options.hot_queue || cold > self.options.cold_queue {
+        // With lanes, what a worker has not begun goes back to its key.
+        let back = if self.sim.plan.lanes.is_some() { RUN * self.options.workers } else { 0 };
+        if hot > self.options.hot_queue || cold > self.options.cold_queue + back {
             self.sim.broken(format!("bound: {hot} events in the hot queue, {cold} in the cold one"));
         }
     }
@@ -72,7 +81,8 @@ impl Metrics for Bounds {
         let options = &self.options;
         let with_workers = options.workers * self.batch;
         // The queues, the hands, the places for outcomes, and the batch that is being written.
-        let most = options.hot_queue + options.cold_queue + 2 * with_workers + 3 * options.settle_batch;
+        let runs = if self.sim.plan.lanes.is_some() { 2 * RUN * options.workers } else { 0 };
+        let most = options.hot_queue + options.cold_queue + 2 * with_workers + 3 * options.settle_batch + runs;
         if count > most {
             self.sim.broken(format!("bound: {count} events in flight, {most} at most"));
         }
@@ -224,7 +234,9 @@ impl Sim {
         let fact = Fact::new(kind, payload.clone(), failures, deferrals);
         ledger.facts.insert(EventId::new(&id).unwrap(), fact);
         let aggregate = if kind == Kind::Unroutable { "Nobody" } else { "Order" };
-        Event::builder("Placed").id(&id).aggregate(aggregate, number).header("of", &id).json_text(payload)
+        // With lanes it is about those of one key.
+        let aggregate_id = if self.plan.lanes.is_some() { number % 4 } else { number };
+        Event::builder("Placed").id(&id).aggregate(aggregate, aggregate_id).header("of", &id).json_text(payload)
     }
 }
 
@@ -267,8 +279,11 @@ impl Writer {
 
     fn event(&self) -> EventBuilder {
         let attempts = self.sim.plan.options.retry_attempts;
+        let blocks = self.sim.plan.lanes == Some(OnDead::Block);
         let (kind, failures, deferrals, delay) = self.sim.draw(|rng| {
             let kind = match rng.u8(..20) {
+                // Nothing would ever come after them.
+                _ if blocks => Kind::Fine,
                 0 => Kind::Poison,
                 1 => Kind::Permanent,
                 2 => Kind::GivenUp,

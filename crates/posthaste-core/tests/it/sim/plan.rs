@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use posthaste_core::Options;
+use posthaste_core::{OnDead, Options};
 
 /// Everything that a seed decides before the first step. What happens at each step is drawn as it comes.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub(super) struct Plan {
     pub(super) listener: Temper,
     /// How often the nemesis does something.
     pub(super) nemesis_every: Option<Duration>,
+    /// Whether rows are owned by lanes, and what then becomes of keys with an event that is given up.
+    pub(super) lanes: Option<OnDead>,
 }
 
 /// What goes wrong with calls of the store.
@@ -125,7 +127,21 @@ impl Plan {
             store,
             listener,
             nemesis_every,
+            lanes: None,
         }
+    }
+
+    /// The same with lanes.
+    pub(super) fn with_lanes(seed: u64) -> Self {
+        let rng = &mut Rng::with_seed(seed ^ 0x1a9e5);
+        let mut plan = Self::new(seed);
+        plan.lanes = Some([OnDead::Block, OnDead::Park, OnDead::Skip][rng.usize(..3)]);
+        plan.options.lane_lease = Duration::from_millis([1000, 3000, 10_000][rng.usize(..3)]);
+        // Nobody else waits for a lease on a row.
+        plan.single_node = false;
+        // Many of each key.
+        plan.transactions = rng.u32(10..=60);
+        plan
     }
 }
 
@@ -145,6 +161,7 @@ impl Plan {
             // At most a millisecond, so that what is tried again is due before the settler tries again.
             listener: Temper { fails: Odds::ALWAYS, longest_delay: 1, ..Temper::default() },
             nemesis_every: None,
+            lanes: None,
         }
     }
 }

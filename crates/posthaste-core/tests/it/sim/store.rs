@@ -8,8 +8,8 @@ use futures_util::FutureExt;
 use posthaste_core::EventId;
 use posthaste_core::memory::MemoryTx;
 use posthaste_core::store::{
-    Action, AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, NewRow, Page, Purge,
-    Record, Redrive, RelayStore, Settled, Settlement, WriteStore,
+    Action, AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, LaneStore, Lease, NewRow, Page,
+    Purge, Record, Redrive, RelayStore, Settled, Settlement, WriteStore,
 };
 use tokio::time::sleep;
 
@@ -32,6 +32,10 @@ pub(super) enum Call {
     Claim,
     Settle,
     Renew,
+    /// With lanes.
+    Lease,
+    Read,
+    GiveBack,
 }
 
 /// What becomes of one call.
@@ -76,7 +80,7 @@ impl Trouble {
 }
 
 /// A call that gave no answer.
-enum Broken {
+pub(super) enum Broken {
     NotDone(Error),
     /// It may have been carried out, or may yet be.
     Open(Error),
@@ -169,7 +173,7 @@ impl<T, F: FnOnce(&Sim) -> T + Send + 'static> Drop for Statement<T, F> {
 
 impl SimStore {
     /// A call with whatever becomes of it.
-    async fn call<T, F>(&self, call: Call, run: F) -> Result<T, Broken>
+    pub(super) async fn call<T, F>(&self, call: Call, run: F) -> Result<T, Broken>
     where
         T: Send + 'static,
         F: FnOnce(&Sim) -> T + Send + 'static,
@@ -256,7 +260,7 @@ impl DerefMut for SimTx {
 }
 
 /// The memory store answers at once.
-fn at_once<T>(call: impl Future<Output = T>) -> T {
+pub(super) fn at_once<T>(call: impl Future<Output = T>) -> T {
     call.now_or_never().expect("the memory store does not wait")
 }
 
@@ -315,6 +319,10 @@ impl RelayStore for SimStore {
     fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {
         let leases = leases.to_vec();
         Box::pin(async move { Ok(self.call(Call::Renew, move |sim| sim.renew(&leases)).await?) })
+    }
+
+    fn lanes(&self) -> Option<Arc<dyn LaneStore>> {
+        self.as_lanes()
     }
 
     fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {

@@ -1,0 +1,629 @@
+//! What is in hand, in any order of steps.
+
+use futures_util::FutureExt;
+use proptest::prelude::*;
+use shuttle::future::{block_on, spawn};
+
+use super::*;
+use crate::lanes::cursor::Cursor;
+use crate::store::{ClaimedRow, Writer};
+use crate::sync::explore;
+
+const LEASE: LaneLease = LaneLease { lane: Lane(0), epoch: 1 };
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+fn keys(capacity: usize) -> Arc<Keys> {
+    let keys = Keys::new(capacity, Ordered::All, Wake::new(), Wake::new());
+    keys.leased(LEASE, far());
+    Arc::new(keys)
+}
+
+fn event(key: u8, seq: i64) -> Event {
+    Event::builder("T").id(format!("e{seq}")).aggregate("Order", key).json_text("1").build().unwrap()
+}
+
+fn row_due(key: u8, seq: i64, due_in: Duration) -> LaneRow {
+    let row = Ok(ClaimedRow { seq, event: event(key, seq), attempts: 0, lag: Duration::ZERO });
+    LaneRow { lane: LEASE.lane, seq, due_in, row }
+}
+
+fn row(key: u8, seq: i64) -> LaneRow {
+    row_due(key, seq, Duration::ZERO)
+}
+
+fn id(key: u8) -> KeyId {
+    KeyId::Aggregate(Arc::new(Key::of(&event(key, 0)).unwrap()))
+}
+
+fn seqs(run: &Run) -> Vec<i64> {
+    run.items().iter().map(|item| item.seq).collect()
+}
+
+fn taken(keys: &Arc<Keys>) -> Option<Run> {
+    keys.take(|_| 100).now_or_never().flatten()
+}
+
+fn check(keys: &Keys) {
+    keys.state().check(keys.capacity);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_with_one_worker_and_goes_on_when_that_one_is_through() {
+    let keys = keys(100);
+    keys.take_in(LEASE, vec![row(1, 1), row(2, 2), row(1, 3)], &[]);
+    let mut first = taken(&keys).unwrap();
+    assert_eq!(seqs(&first), [1, 3]);
+    assert_eq!(seqs(&taken(&keys).unwrap()), [2]);
+    keys.take_in(LEASE, vec![row(1, 4)], &[]);
+    let second = taken(&keys).unwrap();
+    assert_eq!(seqs(&second), [2], "it came back, since nobody has begun it");
+    assert!(taken(&keys).is_none());
+    first.pass();
+    drop(first);
+    assert_eq!(seqs(&taken(&keys).unwrap()), [3, 4]);
+    // The first is in hand until its outcome is written.
+    assert_eq!(keys.begin_read([(LEASE.lane, 0)]), [1, 2, 3, 4]);
+    keys.ended([Ended { lease: LEASE, seq: 1, then: Then::Done }]);
+    assert_eq!(keys.begin_read([(LEASE.lane, 2)]), [3, 4]);
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn behind_an_event_that_has_failed_nothing_begins_before_that_is_written_and_it_is_due() {
+    let keys = keys(100);
+    keys.take_in(LEASE, vec![row(1, 1), row(1, 2)], &[]);
+    let mut run = taken(&keys).unwrap();
+    let mut failed = run.stop().unwrap();
+    assert!(!run.goes_on());
+    drop(run);
+    assert!(taken(&keys).is_none());
+    failed.due_at = Instant::now() + Duration::from_millis(500);
+    keys.ended([Ended { lease: LEASE, seq: 1, then: Then::Later(id(1), failed) }]);
+    assert!(taken(&keys).is_none());
+    check(&keys);
+    let waited_since = Instant::now();
+    assert_eq!(seqs(&keys.take(|_| 9).await.unwrap()), [1, 2]);
+    assert_eq!(waited_since.elapsed().as_millis(), 500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_long_is_not_kept_and_read_again_when_it_is_due() {
+    let keys = keys(100);
+    let hour = Duration::from_secs(3600);
+    keys.take_in(LEASE, vec![row_due(1, 1, hour), row(1, 2), row(2, 3)], &[]);
+    assert_eq!((keys.in_hand(), keys.queued()), (1, 1));
+    check(&keys);
+    // Others of the key are left, and need not be read again.
+    let left = keys.take_in(LEASE, vec![row(1, 4)], &[]);
+    assert_eq!((left.left, left.seen, left.count), (vec![4], Some(4), 0));
+    assert_eq!(keys.next_behind(9), None);
+    tokio::time::sleep(hour).await;
+    drop(taken(&keys));
+    let catch_up = keys.next_behind(9).unwrap();
+    assert_eq!((&catch_up.id, catch_up.after, catch_up.limit), (&id(1), 0, 9));
+    keys.caught_up(&catch_up, vec![row(1, 1), row(1, 2), row(1, 4)], &[]);
+    check(&keys);
+    assert_eq!(seqs(&taken(&keys).unwrap()), [3]);
+    let both = [taken(&keys).unwrap(), taken(&keys).unwrap()];
+    assert!(both.iter().any(|run| seqs(run) == [1, 2, 4]));
+    // It is through with more, so other reads bring what is new.
+    assert_eq!(keys.take_in(LEASE, vec![row(1, 5)], &[]).count, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_key_fills_the_room() {
+    let keys = keys(30);
+    let hot = (1..=100).map(|seq| row(1, seq));
+    let taken_in = keys.take_in(LEASE, hot.chain([row(2, 101), row(3, 102)]).collect(), &[]);
+    assert!(!taken_in.refused);
+    assert_eq!(keys.queued(), 12);
+    check(&keys);
+    // While much of it is in hand it is not caught up with; later it is, from where it was left.
+    assert_eq!(keys.next_behind(99), None);
+    let run = keys.take_if(|_| Some(9)).unwrap();
+    assert_eq!(seqs(&run), (1..=9).collect::<Vec<_>>());
+    let catch_up = keys.next_behind(99).unwrap();
+    assert_eq!(catch_up.after, 10);
+    let rows: Vec<_> = (11..).take(catch_up.limit).map(|seq| row(1, seq)).collect();
+    let found = rows.len();
+    assert!(keys.caught_up(&catch_up, rows, &[]) > 0);
+    assert!(found < 20, "{found}");
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_without_an_order_are_keys_of_their_own() {
+    let keys = Keys::new(100, Ordered::types(["Invoice"]), Wake::new(), Wake::new());
+    keys.leased(LEASE, far());
+    let keys = Arc::new(keys);
+    keys.take_in(LEASE, vec![row(1, 1), row(1, 2), row_due(1, 3, Duration::from_secs(60))], &[]);
+    let (first, second) = (taken(&keys).unwrap(), taken(&keys).unwrap());
+    assert_eq!((seqs(&first), seqs(&second)), (vec![1], vec![2]));
+    assert!(taken(&keys).is_none());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(taken(&keys).is_none());
+    let catch_up = keys.next_behind(9).unwrap();
+    assert_eq!((&catch_up.id, catch_up.after), (&KeyId::Row(3), 2));
+    keys.caught_up(&catch_up, vec![row(1, 3)], &[]);
+    assert_eq!(seqs(&taken(&keys).unwrap()), [3]);
+    assert_eq!(keys.next_behind(9), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lane_that_is_given_up_is_drained_when_what_was_begun_is_written() {
+    let keys = keys(100);
+    keys.take_in(LEASE, vec![row(1, 1), row(1, 2), row(2, 3)], &[]);
+    let mut run = taken(&keys).unwrap();
+    keys.give_up(LEASE);
+    assert!(taken(&keys).is_none() && !run.goes_on());
+    assert_eq!((keys.queued(), keys.drained().len()), (0, 0));
+    run.pass();
+    drop(run);
+    assert_eq!(keys.drained().len(), 0);
+    assert!(keys.take_in(LEASE, vec![row(2, 3)], &[]).refused);
+    keys.ended([Ended { lease: LEASE, seq: 1, then: Then::Done }]);
+    assert_eq!((keys.drained().len(), keys.in_hand()), (1, 0));
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_lane_that_is_lost_nothing_counts_any_more() {
+    let keys = keys(100);
+    keys.take_in(LEASE, vec![row(1, 1), row(1, 2)], &[]);
+    let mut run = taken(&keys).unwrap();
+    keys.lost(LEASE);
+    assert!(!run.goes_on() && run.held().is_cut() && !keys.settles(LEASE));
+    let next = LaneLease { epoch: 2, ..LEASE };
+    keys.leased(next, far());
+    keys.take_in(next, vec![row(1, 1), row(1, 2)], &[]);
+    // What comes late from before does not meddle with it.
+    let failed = run.stop().unwrap();
+    drop(run);
+    keys.ended([Ended { lease: LEASE, seq: 1, then: Then::Later(id(1), failed) }]);
+    check(&keys);
+    assert_eq!(seqs(&taken(&keys).unwrap()), [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_settled_or_closed_during_a_read_is_not_taken_from_it() {
+    let keys = keys(100);
+    keys.take_in(LEASE, vec![row(1, 1), row(2, 2)], &[]);
+    let known = keys.begin_read([(LEASE.lane, 0)]);
+    let (mut done, mut dead) = (taken(&keys).unwrap(), taken(&keys).unwrap());
+    done.pass();
+    dead.stop();
+    drop((done, dead));
+    keys.ended([
+        Ended { lease: LEASE, seq: 1, then: Then::Done },
+        Ended { lease: LEASE, seq: 2, then: Then::Close(id(2)) },
+    ]);
+    let found = vec![row(1, 1), row(2, 2), row(2, 3), row(1, 4)];
+    assert_eq!(keys.take_in(LEASE, found, &known).count, 1);
+    assert_eq!(seqs(&taken(&keys).unwrap()), [4]);
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_may_be_over_cuts_what_is_under_way() {
+    let keys = Arc::new(Keys::new(9, Ordered::All, Wake::new(), Wake::new()));
+    keys.leased(LEASE, Instant::now() + Duration::from_secs(10));
+    keys.take_in(LEASE, vec![row(1, 1)], &[]);
+    let run = taken(&keys).unwrap();
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    assert_eq!(keys.run_out(Instant::now()), Some(Instant::now() + Duration::from_secs(1)));
+    run.held().renewed(Instant::now() + Duration::from_secs(2));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(run.goes_on());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!run.goes_on(), "before anybody has looked");
+    assert_eq!(keys.run_out(Instant::now()), None);
+    run.held().until_cut().await;
+    drop(run);
+    assert_eq!(keys.drained().len(), 1);
+}
+
+#[test]
+fn in_any_order_a_key_is_with_one_worker_and_its_events_come_in_order() {
+    explore(|| {
+        let keys = keys(4);
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                let (keys, told) = (Arc::clone(&keys), Arc::clone(&told));
+                spawn(async move {
+                    while let Some(mut run) = keys.take(|_| 2).await {
+                        while run.goes_on() {
+                            let seq = run.items()[0].seq;
+                            told.lock().unwrap().push((run.id().clone(), seq));
+                            run.pass();
+                            keys.ended([Ended { lease: LEASE, seq, then: Then::Done }]);
+                        }
+                    }
+                })
+            })
+            .collect();
+        let reader = {
+            let keys = Arc::clone(&keys);
+            spawn(async move {
+                let mut rows: VecDeque<_> = [(1, 1), (2, 2), (1, 3), (1, 4), (2, 5)].into();
+                while let Some((key, seq)) = rows.front().copied() {
+                    while let Some(catch_up) = keys.next_behind(9) {
+                        // There is nothing before what is read next.
+                        keys.caught_up(&catch_up, Vec::new(), &[]);
+                    }
+                    let taken = keys.take_in(LEASE, vec![row(key, seq)], &[]);
+                    if taken.count == 1 {
+                        rows.pop_front();
+                    }
+                    shuttle::future::yield_now().await;
+                }
+            })
+        };
+        block_on(async {
+            reader.await.unwrap();
+            while keys.in_hand() > 0 {
+                shuttle::future::yield_now().await;
+            }
+            keys.close();
+            for worker in workers {
+                worker.await.unwrap();
+            }
+        });
+        let told = told.lock().unwrap();
+        assert_eq!(told.len(), 5);
+        for key in [1, 2] {
+            let seqs: Vec<_> = told.iter().filter(|(told, _)| *told == id(key)).map(|(_, seq)| *seq).collect();
+            assert!(seqs.is_sorted(), "{seqs:?}");
+        }
+        check(&keys);
+    });
+}
+
+#[test]
+fn in_any_order_a_lane_that_is_given_up_is_drained_once() {
+    explore(|| {
+        let keys = keys(9);
+        keys.take_in(LEASE, vec![row(1, 1), row(1, 2), row(2, 3)], &[]);
+        let worker = {
+            let keys = Arc::clone(&keys);
+            spawn(async move {
+                while let Some(mut run) = keys.take(|_| 2).await {
+                    while run.goes_on() {
+                        let seq = run.pass().unwrap().seq;
+                        keys.ended([Ended { lease: LEASE, seq, then: Then::Done }]);
+                    }
+                }
+            })
+        };
+        let owner = {
+            let keys = Arc::clone(&keys);
+            spawn(async move {
+                keys.give_up(LEASE);
+                let far = far();
+                loop {
+                    keys.owner.reset();
+                    if !keys.drained().is_empty() {
+                        return;
+                    }
+                    keys.owner.sleep_until(far).await;
+                }
+            })
+        };
+        block_on(async {
+            owner.await.unwrap();
+            assert!(keys.leases().is_empty() && keys.in_hand() == 0);
+            keys.close();
+            worker.await.unwrap();
+        });
+    });
+}
+
+/// A step of anybody.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A writer inserts an event of a key, due after so many steps of time, if no other writer of the key is open.
+    Insert(u8, u8),
+    Commit(u8),
+    BeginRead(usize),
+    EndRead,
+    CatchUp,
+    CatchUpTogether,
+    Take(usize),
+    Done(usize),
+    /// Put off for so many steps of time.
+    Later(usize, u8),
+    /// Its outcome is not known.
+    Unknown(usize),
+    Settle(usize),
+    Pass(u8),
+    LoseLane,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..3_u8, prop_oneof![4 => Just(0_u8), 1 => 0..5_u8]).prop_map(|(key, due)| Step::Insert(key, due)),
+        4 => (0..3_u8).prop_map(Step::Commit),
+        4 => (1..5_usize).prop_map(Step::BeginRead),
+        4 => Just(Step::EndRead),
+        2 => Just(Step::CatchUp),
+        1 => Just(Step::CatchUpTogether),
+        4 => (1..4_usize).prop_map(Step::Take),
+        6 => (0..3_usize).prop_map(Step::Done),
+        1 => (0..3_usize, 0..5_u8).prop_map(|(worker, later)| Step::Later(worker, later)),
+        1 => (0..3_usize).prop_map(Step::Unknown),
+        4 => (0..3_usize).prop_map(Step::Settle),
+        2 => (0..4_u8).prop_map(Step::Pass),
+        1 => Just(Step::LoseLane),
+    ]
+}
+
+/// A table with one lane, a relay that has it, and who is at what.
+struct World {
+    keys: Arc<Keys>,
+    lease: LaneLease,
+    cursor: Cursor,
+    rows: BTreeMap<i64, Row>,
+    last: i64,
+    /// What a read has seen and not yet taken in hand.
+    seen: Option<Seen>,
+    workers: Vec<Option<Run>>,
+    /// Outcomes to be written, in their order.
+    outcomes: VecDeque<Ended>,
+}
+
+struct Row {
+    key: u8,
+    stage: RowStage,
+    due_at: Instant,
+    acknowledged: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RowStage {
+    Open,
+    Pending,
+    Done,
+}
+
+struct Seen {
+    rows: Vec<LaneRow>,
+    known: Vec<i64>,
+    limit: usize,
+}
+
+const UNIT: Duration = Duration::from_millis(600);
+
+impl World {
+    fn new(capacity: usize) -> Self {
+        let keys = keys(capacity);
+        let cursor = Cursor::new(LEASE);
+        let workers = (0..3).map(|_| None).collect();
+        Self {
+            keys,
+            lease: LEASE,
+            cursor,
+            rows: BTreeMap::new(),
+            last: 0,
+            seen: None,
+            workers,
+            outcomes: VecDeque::new(),
+        }
+    }
+
+    fn open(&self) -> Vec<Writer> {
+        let open = self.rows.iter().filter(|(_, row)| row.stage == RowStage::Open);
+        open.map(|(seq, _)| Writer(seq.to_string().into())).collect()
+    }
+
+    fn pending(&self, after: i64, key: Option<u8>, known: &[i64], limit: usize) -> Vec<LaneRow> {
+        let now = Instant::now();
+        let wanted = |(seq, kept): &(&i64, &Row)| {
+            kept.stage == RowStage::Pending
+                && key.is_none_or(|key| kept.key == key)
+                && known.binary_search(seq).is_err()
+        };
+        let found = self.rows.range(after + 1..).filter(wanted).take(limit);
+        found.map(|(seq, kept)| row_due(kept.key, *seq, kept.due_at.saturating_duration_since(now))).collect()
+    }
+
+    fn begin_read(&mut self, limit: usize) {
+        let mut known = self.keys.begin_read([(self.lease.lane, self.cursor.after())]);
+        known.extend(self.cursor.left());
+        known.sort_unstable();
+        let rows = self.pending(self.cursor.after(), None, &known, limit);
+        self.seen = Some(Seen { rows, known, limit });
+    }
+
+    fn end_read(&mut self) {
+        let Some(seen) = self.seen.take() else { return };
+        let open = self.open();
+        if self.cursor.accepts(&open.iter().collect()) {
+            let cut = seen.rows.len() >= seen.limit;
+            let taken = self.keys.take_in(self.lease, seen.rows, &seen.known);
+            self.cursor.advance(taken.seen, cut || taken.refused, taken.left, &open, Instant::now());
+        }
+    }
+
+    fn catch_up(&mut self) {
+        // Reads come one after the other.
+        self.end_read();
+        let Some(catch_up) = self.keys.next_behind(3) else { return };
+        let known = self.keys.begin_read([(self.lease.lane, catch_up.after)]);
+        let key = catch_up.id.key().unwrap().aggregate_id.parse().unwrap();
+        let rows = self.pending(catch_up.after, Some(key), &known, catch_up.limit);
+        let open = self.open();
+        if self.cursor.accepts(&open.iter().collect()) {
+            self.keys.caught_up(&catch_up, rows, &known);
+        } else {
+            self.keys.not_caught_up(&catch_up);
+        }
+    }
+
+    /// The next event of a run begins, and this is what is to be held of it.
+    fn begin(&mut self, worker: usize) -> Option<(i64, KeyId)> {
+        let run = self.workers[worker].as_ref().filter(|run| run.goes_on())?;
+        let (seq, id) = (run.items()[0].seq, run.id().clone());
+        let key = self.rows[&seq].key;
+        for (earlier, row) in self.rows.range(..seq).filter(|(_, row)| row.key == key) {
+            assert!(row.acknowledged, "{seq} begins before {earlier} was acknowledged");
+        }
+        assert!(self.rows[&seq].due_at <= Instant::now(), "{seq} begins before it is due");
+        Some((seq, id))
+    }
+
+    fn end_run(&mut self, worker: usize) {
+        if self.workers[worker].as_ref().is_some_and(|run| !run.goes_on()) {
+            self.workers[worker] = None;
+        }
+    }
+
+    fn settle(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(mut ended) = self.outcomes.pop_front() else { return };
+            // What the fence refuses changes nothing.
+            if ended.lease == self.lease {
+                let row = self.rows.get_mut(&ended.seq).unwrap();
+                match &mut ended.then {
+                    Then::Done => row.stage = RowStage::Done,
+                    Then::Later(_, item) => {
+                        // From when it is written.
+                        item.due_at = item.due_at.max(Instant::now());
+                        row.due_at = item.due_at;
+                    }
+                    _ => {}
+                }
+            }
+            self.keys.ended([ended]);
+        }
+    }
+
+    async fn take(&mut self, step: Step) {
+        match step {
+            Step::Insert(key, due) => {
+                if !self.rows.values().any(|row| row.key == key && row.stage == RowStage::Open) {
+                    self.last += 1;
+                    let due_at = Instant::now() + UNIT * due.into();
+                    self.rows.insert(self.last, Row { key, stage: RowStage::Open, due_at, acknowledged: false });
+                }
+            }
+            Step::Commit(key) => {
+                let open = |row: &&mut Row| row.key == key && row.stage == RowStage::Open;
+                if let Some(row) = self.rows.values_mut().find(open) {
+                    row.stage = RowStage::Pending;
+                }
+            }
+            Step::BeginRead(limit) => {
+                self.end_read();
+                self.begin_read(limit);
+            }
+            Step::EndRead => self.end_read(),
+            Step::CatchUp => self.catch_up(),
+            Step::CatchUpTogether => {
+                self.end_read();
+                for (_, from) in self.keys.catch_up_together() {
+                    self.cursor.look_back(from);
+                }
+            }
+            Step::Take(length) => {
+                if let Some(free) = self.workers.iter().position(Option::is_none) {
+                    self.workers[free] = self.keys.take(|_| length).now_or_never().flatten();
+                }
+            }
+            Step::Done(worker) => {
+                if let Some((seq, _)) = self.begin(worker) {
+                    self.rows.get_mut(&seq).unwrap().acknowledged = true;
+                    self.workers[worker].as_mut().unwrap().pass();
+                    let lease = self.workers[worker].as_ref().unwrap().held().lease;
+                    self.outcomes.push_back(Ended { lease, seq, then: Then::Done });
+                }
+                self.end_run(worker);
+            }
+            Step::Later(worker, later) => {
+                if let Some((seq, id)) = self.begin(worker) {
+                    let run = self.workers[worker].as_mut().unwrap();
+                    let lease = run.held().lease;
+                    let mut item = run.stop().unwrap();
+                    item.due_at = Instant::now() + UNIT * later.into();
+                    self.outcomes.push_back(Ended { lease, seq, then: Then::Later(id, item) });
+                }
+                self.end_run(worker);
+            }
+            Step::Unknown(worker) => {
+                if let Some((seq, id)) = self.begin(worker) {
+                    let run = self.workers[worker].as_mut().unwrap();
+                    let lease = run.held().lease;
+                    run.stop();
+                    self.outcomes.push_back(Ended { lease, seq, then: Then::Reread(id) });
+                }
+                self.end_run(worker);
+            }
+            Step::Settle(count) => self.settle(count + 1),
+            Step::Pass(units) => tokio::time::advance(UNIT * units.into()).await,
+            Step::LoseLane => {
+                self.keys.lost(self.lease);
+                self.lease.epoch += 1;
+                self.keys.leased(self.lease, far());
+                self.cursor = Cursor::new(self.lease);
+                self.seen = None;
+            }
+        }
+        self.keys.state().check(self.keys.capacity);
+    }
+
+    /// From here on nothing goes wrong, and everything is delivered.
+    async fn run_to_the_end(&mut self) {
+        for key in 0..3 {
+            self.take(Step::Commit(key)).await;
+        }
+        for _ in 0..2000 {
+            for step in
+                [Step::EndRead, Step::BeginRead(3), Step::EndRead, Step::CatchUp, Step::Take(2), Step::Settle(9)]
+            {
+                self.take(step).await;
+            }
+            for worker in 0..3 {
+                self.take(Step::Done(worker)).await;
+            }
+            self.take(Step::Pass(1)).await;
+            if self.rows.values().all(|row| row.stage == RowStage::Done) {
+                break;
+            }
+        }
+        let left: Vec<_> =
+            self.rows.iter().filter(|(_, row)| row.stage != RowStage::Done).map(|(seq, _)| seq).collect();
+        assert!(left.is_empty(), "{left:?} are left");
+        while self.keys.behind() > 0 {
+            self.take(Step::CatchUp).await;
+        }
+        assert_eq!((self.keys.in_hand(), self.keys.queued()), (0, 0));
+        assert!(self.keys.state().keys.is_empty());
+    }
+}
+
+/// 300 cases unless the environment says otherwise, and no files beside the tests.
+fn few() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(300);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(few())]
+
+    #[test]
+    fn whatever_happens_events_of_a_key_begin_in_order_and_all_are_delivered(
+        capacity in 1..8_usize,
+        steps in proptest::collection::vec(step(), 1..120),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let mut world = World::new(capacity);
+            for step in steps {
+                world.take(step).await;
+            }
+            world.run_to_the_end().await;
+        });
+    }
+}

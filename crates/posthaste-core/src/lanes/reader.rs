@@ -1,0 +1,320 @@
+//! Reads the rows of the lanes that are held, in the order of their numbers, and takes them in hand.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use foldhash::HashSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error};
+
+use super::cursor::Cursor;
+use crate::keys::{CatchUp, KeyId, Keys, Taken};
+use crate::listener::{Gates, Room, chain};
+use crate::metrics::Metrics;
+use crate::retry::{Jitter, RetryPolicy};
+use crate::store::{Error, Key, Lane, LaneLease, LaneRow, LaneRows, LaneStore, ReadLane, ReadLanes};
+use crate::wake::Wake;
+
+/// How many bytes of payload a read should bring at most, as far as the one before it tells.
+const READ_BYTES: usize = 32 << 20;
+
+/// With more keys to catch up with than this, their lanes are read again instead.
+const MANY_BEHIND: usize = 16;
+
+/// How often the lanes are swept from their beginning, how many rows of each a step of it looks at, and which part of the time
+/// it may take.
+const SWEEP: Duration = Duration::from_secs(5);
+const SWEPT_AT_ONCE: usize = 200;
+const SWEEP_SHARE: u32 = 20;
+
+/// How many keys are reopened at once.
+const REOPENED_AT_ONCE: usize = 1000;
+
+/// The one task of a relay that reads, one read after the other: so each sees at least what those before it saw.
+pub(crate) struct Reader {
+    pub(crate) store: Arc<dyn LaneStore>,
+    pub(crate) owner: Box<str>,
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) gates: Gates,
+    pub(crate) metrics: Arc<dyn Metrics>,
+    pub(crate) jitter: Jitter,
+    /// Wakes this reader.
+    pub(crate) wake: Wake,
+    pub(crate) interval: Duration,
+    /// How long leases on single rows last, which relays without lanes may have.
+    pub(crate) row_lease: Duration,
+    /// How much room makes a read worth its trip.
+    pub(crate) batch: usize,
+}
+
+/// What the reader knows from one read to the next.
+struct Reading {
+    cursors: BTreeMap<Lane, Cursor>,
+    /// How many bytes a row of the last read had.
+    row_bytes: usize,
+    sweep_at: Instant,
+    /// Keys that an operator has let go on, and that the store may not have forgotten yet.
+    reopening: Vec<(LaneLease, Key)>,
+}
+
+/// What to do after a round.
+#[derive(Debug, PartialEq, Eq)]
+enum Then {
+    Again,
+    /// Until woken, or for so long.
+    Rest(Duration),
+}
+
+impl Reader {
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let mut reading =
+            Reading { cursors: BTreeMap::new(), row_bytes: 0, sweep_at: Instant::now() + SWEEP, reopening: Vec::new() };
+        let mut failures = 0;
+        while !stop.is_cancelled() {
+            self.wake.reset();
+            let round = tokio::select! {
+                biased;
+                round = self.round(&mut reading) => round,
+                () = stop.cancelled() => return,
+            };
+            match round {
+                Ok(Then::Again) => {
+                    failures = 0;
+                    tokio::task::consume_budget().await;
+                }
+                Ok(Then::Rest(length)) => {
+                    failures = 0;
+                    tokio::select! {
+                        biased;
+                        () = self.wake.sleep_until(Instant::now() + length) => {}
+                        () = stop.cancelled() => {}
+                    }
+                }
+                Err(reason) => {
+                    failures += 1;
+                    self.metrics.poll_failed();
+                    let longest = self.interval.max(Duration::from_millis(100));
+                    let delay =
+                        RetryPolicy::exponential(Duration::from_millis(100), longest).delay(failures, &self.jitter);
+                    error!(error = %chain(&reason), ?delay, "lanes not read, trying again");
+                    tokio::select! {
+                        biased;
+                        () = tokio::time::sleep(delay) => {}
+                        () = stop.cancelled() => {}
+                    }
+                }
+            }
+        }
+    }
+
+    async fn round(&self, reading: &mut Reading) -> Result<Then, Error> {
+        let leases = self.keys.to_read();
+        reading.cursors.retain(|_, cursor| leases.contains(&cursor.lease));
+        for lease in &leases {
+            reading.cursors.entry(lease.lane).or_insert_with(|| Cursor::new(*lease));
+        }
+        reading.reopening.retain(|(lease, _)| leases.contains(lease));
+        if leases.is_empty() {
+            return Ok(Then::Rest(self.interval));
+        }
+        let most = match self.gates.room() {
+            Room::Open => usize::MAX,
+            Room::Few(few) => few,
+            Room::ShutFor(pause) => return Ok(Then::Rest(pause.clamp(Duration::from_millis(1), self.interval))),
+        };
+        let fitting = (READ_BYTES / reading.row_bytes.max(1)).max(1);
+        let room = || self.keys.room().min(most).min(fitting);
+        self.keys.wake_due();
+        if self.keys.behind() > MANY_BEHIND {
+            for (lease, from) in self.keys.catch_up_together() {
+                if let Some(cursor) = reading.cursors.get_mut(&lease.lane).filter(|cursor| cursor.lease == lease) {
+                    cursor.look_back(from);
+                }
+            }
+        }
+        while let Some(catch_up) = self.keys.next_behind(room()) {
+            self.catch_up(reading, &catch_up).await.inspect_err(|_| self.keys.not_caught_up(&catch_up))?;
+        }
+        if room() == 0 {
+            return Ok(self.wait_for_room());
+        }
+        self.read_forward(reading, room()).await?;
+        let sweeps_in = self.sweep(reading).await?;
+        if reading.cursors.values().any(|cursor| cursor.has_more) || self.keys.behind() > 0 {
+            return Ok(if room() >= self.batch.min(most) { Then::Again } else { self.wait_for_room() });
+        }
+        Ok(Then::Rest(self.interval.min(sweeps_in)))
+    }
+
+    /// Waits for room that makes a read worth its trip; half of what is in hand is worked on while the next read is under way.
+    fn wait_for_room(&self) -> Then {
+        self.keys.want_room(self.batch);
+        Then::Rest(self.interval)
+    }
+
+    /// Reads what is new in all lanes.
+    async fn read_forward(&self, reading: &mut Reading, room: usize) -> Result<(), Error> {
+        // Lanes that are known to have more share half of the room, and all of them the other half.
+        let all = reading.cursors.len();
+        let full = reading.cursors.values().filter(|cursor| cursor.has_more).count();
+        let share = (room / 2 / all).max(1);
+        let part = |cursor: &Cursor| ReadLane {
+            lease: cursor.lease,
+            after: cursor.after(),
+            until: None,
+            limit: if cursor.has_more { share + room / 2 / full } else { share },
+            key: None,
+        };
+        let parts: Vec<_> = reading.cursors.values().map(part).collect();
+        let (mut found, not_wanted) = self.read(reading, parts.clone()).await?;
+        let now = Instant::now();
+        let (mut count, mut oldest, mut events, mut bytes) = (0, Duration::ZERO, 0, 0);
+        for part in parts {
+            let Some(rows) = found.by_lane.remove(&part.lease.lane) else { continue };
+            let cut = rows.len() >= part.limit;
+            for row in rows.iter().filter_map(|row| row.row.as_ref().ok()) {
+                oldest = oldest.max(row.lag);
+                events += 1;
+                bytes += row.event.payload().len();
+            }
+            let Taken { seen, refused, left, count: taken } = self.keys.take_in(part.lease, rows, &not_wanted);
+            count += taken;
+            if let Some(cursor) = reading.cursors.get_mut(&part.lease.lane) {
+                cursor.advance(seen, cut || refused, left, &found.open, now);
+            }
+        }
+        reading.row_bytes = bytes.checked_div(events).unwrap_or(reading.row_bytes);
+        self.metrics.oldest_lag(oldest);
+        self.tell(count);
+        Ok(())
+    }
+
+    /// Reads what a key has more, and it alone.
+    async fn catch_up(&self, reading: &mut Reading, catch_up: &CatchUp) -> Result<(), Error> {
+        let until = match catch_up.id {
+            KeyId::Aggregate(_) => None,
+            KeyId::Row(seq) => Some(seq),
+        };
+        let (after, limit, key) = (catch_up.after, catch_up.limit, catch_up.id.key().cloned());
+        let part = ReadLane { lease: catch_up.lease, after, until, limit, key };
+        let (mut found, not_wanted) = self.read(reading, vec![part]).await?;
+        match found.by_lane.remove(&catch_up.lease.lane) {
+            Some(rows) => self.tell(self.keys.caught_up(catch_up, rows, &not_wanted)),
+            // Not accepted: once more, after what was passed.
+            None => self.keys.not_caught_up(catch_up),
+        }
+        Ok(())
+    }
+
+    /// Passes over all lanes once more, a step at a time, for what an operator has redriven or another hand has changed. Says in
+    /// how long it goes on.
+    async fn sweep(&self, reading: &mut Reading) -> Result<Duration, Error> {
+        let now = Instant::now();
+        if now < reading.sweep_at {
+            return Ok(reading.sweep_at - now);
+        }
+        let sweeping = reading.cursors.values().any(|cursor| cursor.sweep().is_some());
+        if !sweeping {
+            reading.cursors.values_mut().for_each(Cursor::begin_sweep);
+            self.reopen(reading).await?;
+        }
+        let part = |cursor: &Cursor| {
+            let (after, until) = cursor.sweep()?;
+            Some(ReadLane { lease: cursor.lease, after, until: Some(until), limit: SWEPT_AT_ONCE, key: None })
+        };
+        let parts: Vec<_> = reading.cursors.values().filter_map(part).collect();
+        if !parts.is_empty() {
+            let (mut found, not_wanted) = self.read(reading, parts.clone()).await?;
+            for part in parts {
+                let Some(rows) = found.by_lane.remove(&part.lease.lane) else { continue };
+                let (last, cut) = (rows.last().map(|row| row.seq), rows.len() >= part.limit);
+                let Taken { seen, refused, count, .. } = self.keys.take_in(part.lease, rows, &not_wanted);
+                if count > 0 {
+                    debug!(lane = part.lease.lane.0, rows = count, "a sweep has found rows");
+                    self.tell(count);
+                }
+                if let Some(cursor) = reading.cursors.get_mut(&part.lease.lane) {
+                    cursor.swept(if refused { seen } else { last }, cut || refused);
+                }
+            }
+        }
+        let goes_on = reading.cursors.values().any(|cursor| cursor.sweep().is_some());
+        let rest = if goes_on { now.elapsed() * SWEEP_SHARE } else { SWEEP };
+        reading.sweep_at = Instant::now() + rest;
+        Ok(rest)
+    }
+
+    /// Has keys go on that an operator has let go on: first they are known here, then reads give their rows.
+    async fn reopen(&self, reading: &mut Reading) -> Result<(), Error> {
+        if !self.store.closes_keys() {
+            return Ok(());
+        }
+        let leases: Vec<_> = reading.cursors.values().map(|cursor| cursor.lease).collect();
+        for closed in self.store.reopened_keys(&self.owner, &leases, REOPENED_AT_ONCE).await? {
+            let Some(lease) = leases.iter().find(|lease| lease.lane == closed.lane) else { continue };
+            if self.keys.reopen(*lease, closed.key.clone(), closed.head_seq) {
+                reading.reopening.push((*lease, closed.key));
+            }
+        }
+        if !reading.reopening.is_empty() {
+            self.store.forget_keys(&self.owner, &reading.reopening).await?;
+            for (lease, key) in reading.reopening.drain(..) {
+                self.keys.reopened(lease, key);
+            }
+        }
+        Ok(())
+    }
+
+    /// One read. Gives the rows of each lane of which it can be used, none if there are none; and the numbers that are known.
+    async fn read(&self, reading: &mut Reading, parts: Vec<ReadLane>) -> Result<(Found, Vec<i64>), Error> {
+        let mut not_wanted = self.keys.begin_read(parts.iter().map(|part| (part.lease.lane, part.after)));
+        let cursors = || parts.iter().filter_map(|part| reading.cursors.get(&part.lease.lane));
+        if parts.iter().all(|part| part.key.is_none() && part.until.is_none()) {
+            not_wanted.extend(cursors().flat_map(Cursor::left));
+            not_wanted.sort_unstable();
+            not_wanted.dedup();
+        }
+        let mut passed: Vec<_> = cursors().flat_map(Cursor::passed).cloned().collect();
+        passed.sort_unstable();
+        passed.dedup();
+        let read =
+            ReadLanes { owner: self.owner.clone(), in_hand: not_wanted, passed, lease_duration: self.row_lease, parts };
+        kill_point!("read.before");
+        let LaneRows { rows, open, lost } = self.store.read_lanes(&read).await?;
+        kill_point!("read.after");
+        for lease in &lost {
+            debug!(lane = lease.lane.0, epoch = lease.epoch, "lane lost");
+            self.keys.lost(*lease);
+        }
+        let mut by_lane: BTreeMap<Lane, Vec<LaneRow>> = BTreeMap::new();
+        let still_open: HashSet<_> = open.iter().collect();
+        for part in read.parts.iter().filter(|part| !lost.contains(&part.lease)) {
+            let cursor = reading.cursors.get_mut(&part.lease.lane).filter(|cursor| cursor.lease == part.lease);
+            if cursor.is_some_and(|cursor| cursor.accepts(&still_open)) {
+                by_lane.insert(part.lease.lane, Vec::new());
+            }
+        }
+        for row in rows {
+            if let Some(rows) = by_lane.get_mut(&row.lane) {
+                rows.push(row);
+            }
+        }
+        Ok((Found { by_lane, open }, read.in_hand))
+    }
+
+    fn tell(&self, count: usize) {
+        if count > 0 {
+            kill_point!("cold.enqueued");
+            self.metrics.claim_batch(count);
+            self.metrics.cold_enqueued(count as u64);
+        }
+    }
+}
+
+/// What a read has found that can be used.
+struct Found {
+    by_lane: BTreeMap<Lane, Vec<LaneRow>>,
+    open: Vec<crate::store::Writer>,
+}

@@ -1,0 +1,234 @@
+//! Gathers the outcomes of all workers and writes them back in batches, under the epochs of their lanes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, warn};
+
+use crate::event::EventId;
+use crate::keys::{Ended, Item, KeyId, Keys, Then};
+use crate::listener::chain;
+use crate::metrics::Metrics;
+use crate::retry::{Jitter, RetryPolicy};
+use crate::settle::Tally;
+use crate::store::{Action, Error, LaneLease, LaneSettlement, LaneStore, Settled};
+
+/// An outcome that a worker hands over. Those of a key come in their order.
+#[derive(Debug)]
+pub(crate) struct Settling {
+    pub(crate) lease: LaneLease,
+    pub(crate) id: KeyId,
+    pub(crate) event_id: EventId,
+    pub(crate) item: Item,
+    pub(crate) action: Action,
+    pub(crate) closes: bool,
+}
+
+impl Settling {
+    fn settlement(&self) -> LaneSettlement {
+        let (id, action) = (self.event_id.clone(), self.action.clone());
+        LaneSettlement { lease: self.lease, seq: self.item.seq, id, action, closes: self.closes }
+    }
+
+    fn ended(self, then: impl FnOnce(KeyId, Item) -> Then) -> Ended {
+        Ended { lease: self.lease, seq: self.item.seq, then: then(self.id, self.item) }
+    }
+
+    /// It is written.
+    fn applied(mut self, now: Instant) -> Ended {
+        let delay = match self.action {
+            Action::Done => return self.ended(|_, _| Then::Done),
+            Action::Dead { .. } if self.closes => return self.ended(|id, _| Then::Close(id)),
+            Action::Dead { .. } => return self.ended(|id, _| Then::GoOn(id)),
+            Action::Release => Duration::ZERO,
+            Action::Defer { delay } => delay,
+            Action::Retry { delay, .. } => {
+                if let Ok(delivery) = &mut self.item.row {
+                    delivery.set_failed_attempts(delivery.failed_attempts().saturating_add(1));
+                }
+                delay
+            }
+        };
+        // The table counts from when it was written, which is before now; what is so far off is beyond this process's life.
+        self.item.due_at = now + delay.min(Duration::from_secs(365 * 24 * 3600));
+        (self.item.queued_at, self.item.lag) = (self.item.due_at, Duration::ZERO);
+        self.ended(Then::Later)
+    }
+
+    /// Nobody knows whether it was written; or it was refused although the lane is held, since the row is not pending any more: a
+    /// statement of which nobody has heard may have ended it, and closed its key. So what comes next is asked of the table.
+    fn unknown(self) -> Ended {
+        match self.action {
+            Action::Done => self.ended(|_, _| Then::Done),
+            _ => self.ended(|id, _| Then::Reread(id)),
+        }
+    }
+}
+
+/// Writes outcomes back, many in one statement, until every sender is gone. It is one task, and writes them in the order in which
+/// they come: so of a key nothing is DONE while something before it is not.
+pub(crate) struct Settler {
+    pub(crate) store: Arc<dyn LaneStore>,
+    pub(crate) owner: Box<str>,
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) metrics: Arc<dyn Metrics>,
+    pub(crate) jitter: Jitter,
+    pub(crate) max_batch: usize,
+    pub(crate) linger: Duration,
+    /// How long a lane is leased for, and how long outcomes are kept while the database does not take them.
+    pub(crate) lane_lease: Duration,
+    /// No more lingering: the outbox is closing.
+    pub(crate) closing: CancellationToken,
+}
+
+impl Settler {
+    pub(crate) async fn run(self, mut outcomes: mpsc::Receiver<Settling>) {
+        let mut batch = Vec::with_capacity(self.max_batch);
+        while self.gather(&mut outcomes, &mut batch).await {
+            self.write(std::mem::take(&mut batch)).await;
+            self.metrics.in_flight(self.keys.in_hand());
+            self.metrics.queue_depths(0, self.keys.queued());
+        }
+    }
+
+    /// Waits for one outcome, then a little for more: nobody waits for it but a key that has failed, which waits anyway.
+    async fn gather(&self, outcomes: &mut mpsc::Receiver<Settling>, batch: &mut Vec<Settling>) -> bool {
+        if outcomes.recv_many(batch, self.max_batch).await == 0 {
+            return false;
+        }
+        let deadline = Instant::now() + self.linger;
+        while batch.len() < self.max_batch && !self.closing.is_cancelled() {
+            let room = self.max_batch - batch.len();
+            tokio::select! {
+                biased;
+                received = outcomes.recv_many(batch, room) => if received == 0 { break },
+                () = tokio::time::sleep_until(deadline) => break,
+                () = self.closing.cancelled() => break,
+            }
+        }
+        true
+    }
+
+    /// Writes one batch, trying again while the database is away. What is given up gives up its lane: nothing later of that lane
+    /// may be written before it.
+    async fn write(&self, batch: Vec<Settling>) {
+        let started_at = Instant::now();
+        let mut failures = 0;
+        let backoff = RetryPolicy::exponential(Duration::from_millis(50), Duration::from_secs(5));
+        // Halves of a batch that was refused as a whole, until the row that is to blame is alone; the first half first.
+        let mut parts = vec![batch];
+        while let Some(part) = parts.pop() {
+            let (reason, mut part) = match self.settle(part).await {
+                Ok(()) => continue,
+                Err(failed) => failed,
+            };
+            self.metrics.settle_failed();
+            if part.is_empty() {
+                continue;
+            }
+            if !reason.is_transient() && part.len() > 1 {
+                warn!(error = %chain(&reason), rows = part.len(), "settlement refused, trying its halves");
+                let half = part.split_off(part.len() / 2);
+                parts.push(half);
+                parts.push(part);
+                continue;
+            }
+            failures += 1;
+            let hopeless = !reason.is_transient() && failures > 3;
+            if hopeless || started_at.elapsed() >= self.lane_lease {
+                error!(error = %chain(&reason), rows = part.len(),
+                    "settlement given up; its lanes are leased anew, and the events delivered again");
+                self.give_up(part);
+                continue;
+            }
+            warn!(error = %chain(&reason), rows = part.len(), "settlement failed, trying again");
+            tokio::time::sleep(backoff.delay(failures, &self.jitter)).await;
+            parts.push(part);
+        }
+    }
+
+    fn give_up(&self, part: Vec<Settling>) {
+        let leases: BTreeSet<_> = part.iter().map(|outcome| outcome.lease).collect();
+        for lease in leases {
+            self.keys.give_up_unsettled(lease);
+        }
+        self.keys.ended(part.into_iter().map(Settling::unknown));
+    }
+
+    /// Writes one statement. What is to be tried again comes back with the error: only what was delivered, since another outcome
+    /// that was written all the same would count twice. Those are read again instead.
+    async fn settle(&self, part: Vec<Settling>) -> Result<(), (Error, Vec<Settling>)> {
+        let (held, lost): (Vec<_>, Vec<_>) = part.into_iter().partition(|outcome| self.keys.settles(outcome.lease));
+        let mut tally = Tally::default();
+        tally.lost += lost.len() as u64;
+        self.keys.ended(lost.into_iter().map(Settling::unknown));
+        if held.is_empty() {
+            tally.report(&*self.metrics);
+            return Ok(());
+        }
+        let settlements: Vec<_> = held.iter().map(Settling::settlement).collect();
+        kill_point!("settle.before");
+        let results = match self.store.settle_in_lanes(&self.owner, &settlements).await {
+            Ok(results) => results,
+            Err(error) => {
+                tally.report(&*self.metrics);
+                let (again, unknown) = held.into_iter().partition(|outcome| outcome.action == Action::Done);
+                self.keys.ended(Vec::into_iter(unknown).map(Settling::unknown));
+                return Err((error, again));
+            }
+        };
+        kill_point!("settle.after");
+        self.metrics.settle_batch(settlements.len());
+        let refused: BTreeSet<_> = held
+            .iter()
+            .zip(&results)
+            .filter(|(_, settled)| **settled == Settled::Lost)
+            .map(|(outcome, _)| outcome.lease)
+            .collect();
+        let lost = self.which_are_lost(refused.into_iter().collect()).await;
+        for lease in &lost {
+            warn!(lane = lease.lane.0, epoch = lease.epoch, "lane lost before the settlement of its events");
+            self.keys.lost(*lease);
+        }
+        let now = Instant::now();
+        let ended = held.into_iter().zip(results).map(|(outcome, settled)| match settled {
+            Settled::Applied => {
+                tally.count(&outcome.action);
+                outcome.applied(now)
+            }
+            Settled::Lost => {
+                tally.lost += 1;
+                outcome.unknown()
+            }
+        });
+        let ended: Vec<_> = ended.collect();
+        self.keys.ended(ended);
+        tally.report(&*self.metrics);
+        Ok(())
+    }
+
+    /// A settlement is refused if its lane is lost, or if its row is not pending any more: it may have been settled by a statement
+    /// of which the answer was lost. So it is asked which it is.
+    async fn which_are_lost(&self, refused: Vec<LaneLease>) -> Vec<LaneLease> {
+        if refused.is_empty() {
+            return refused;
+        }
+        match self.store.renew_lanes(&self.owner, &refused, self.lane_lease).await {
+            Ok(renewed) => {
+                let held = renewed.held.iter().copied().chain(std::iter::repeat(false));
+                refused.into_iter().zip(held).filter(|(_, held)| !held).map(|(lease, _)| lease).collect()
+            }
+            Err(error) => {
+                warn!(error = %chain(&error), lanes = refused.len(), "not known whether lanes are held; they are leased anew");
+                for lease in refused {
+                    self.keys.give_up_unsettled(lease);
+                }
+                Vec::new()
+            }
+        }
+    }
+}
