@@ -227,19 +227,21 @@ pub trait WriteStore: Send + Sync + 'static {
     /// Sets a savepoint inside those that there are. Default: refused.
     ///
     /// # Errors
-    /// When the database refuses it; what that makes of the transaction depends on the database.
+    /// When the database refuses it. Says whether it is certain that nothing of the transaction is committed, for it is dropped
+    /// then. It is not when the database knows of no transaction: somebody has ended it by a statement of his own.
     ///
     /// # Cancellation
     /// Whether it was set is then open; the transaction can only be rolled back.
-    fn savepoint(&self, connection: &mut Self::Connection) -> impl Future<Output = Result<(), Error>> + Send {
+    fn savepoint(&self, connection: &mut Self::Connection) -> impl Future<Output = Result<(), CommitError>> + Send {
         let _ = connection;
-        std::future::ready(Err(no_savepoints()))
+        std::future::ready(Err(CommitError::NotCommitted(no_savepoints())))
     }
 
     /// Ends the innermost savepoint, and keeps what was done in it. Default: refused.
     ///
     /// # Errors
-    /// As those of [`savepoint`](Self::savepoint), and when the innermost one is not at that depth.
+    /// When the database refuses it, and when the innermost one is not at that depth; what that makes of the transaction depends
+    /// on the database.
     fn release_savepoint(
         &self,
         connection: &mut Self::Connection,
@@ -252,14 +254,14 @@ pub trait WriteStore: Send + Sync + 'static {
     /// Ends the innermost savepoint, and undoes what was done in it. Default: refused.
     ///
     /// # Errors
-    /// As those of [`release_savepoint`](Self::release_savepoint).
+    /// As those of [`savepoint`](Self::savepoint), and when the innermost one is not at that depth.
     fn undo_savepoint(
         &self,
         connection: &mut Self::Connection,
         depth: usize,
-    ) -> impl Future<Output = Result<(), Error>> + Send {
+    ) -> impl Future<Output = Result<(), CommitError>> + Send {
         let _ = (connection, depth);
-        std::future::ready(Err(no_savepoints()))
+        std::future::ready(Err(CommitError::NotCommitted(no_savepoints())))
     }
 
     /// Has the innermost savepoint undone before the next statement: its owner is gone and cannot wait. Default: nothing.

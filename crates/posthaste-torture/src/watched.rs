@@ -121,7 +121,7 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.depth(connection)
     }
 
-    async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
+    async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), CommitError> {
         self.inner.savepoint(connection).await
     }
 
@@ -129,7 +129,7 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.release_savepoint(connection, depth).await
     }
 
-    async fn undo_savepoint(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), Error> {
+    async fn undo_savepoint(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), CommitError> {
         self.inner.undo_savepoint(connection, depth).await
     }
 

@@ -44,11 +44,14 @@ pub struct Transaction<S: WriteStore> {
     pub(super) abandoned: Option<usize>,
     /// Whether all that was written was written by one insert, which went well, and nobody had the connection since.
     pub(super) inserted_last: bool,
+    /// Whether it had ended before its time, and nobody knows how.
+    pub(super) perhaps_committed: bool,
 }
 
 impl<S: WriteStore> Transaction<S> {
     pub(super) fn new(outbox: Outbox<S>, own: S::OwnTx) -> Self {
-        Self { outbox, own: Some(own), written: Vec::new(), abandoned: None, inserted_last: false }
+        let written = Vec::new();
+        Self { outbox, own: Some(own), written, abandoned: None, inserted_last: false, perhaps_committed: false }
     }
 
     /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
@@ -162,7 +165,9 @@ impl<S: WriteStore> Transaction<S> {
     /// # Cancellation
     /// Safe: a commit that was begun goes on to its end, and so does what follows it.
     pub async fn commit(mut self) -> Result<(), CommitError> {
-        let held = self.hold().map_err(CommitError::NotCommitted)?;
+        let perhaps = self.perhaps_committed;
+        let ended = |error| if perhaps { CommitError::Unknown(error) } else { CommitError::NotCommitted(error) };
+        let held = self.hold().map_err(ended)?;
         let receipt = self.take_receipt();
         let (abandoned, inserted_last) = (self.abandoned.take(), self.inserted_last);
         let commit = async move {

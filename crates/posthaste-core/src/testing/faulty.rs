@@ -287,7 +287,7 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.inner.depth(connection)
     }
 
-    async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
+    async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), CommitError> {
         self.inner.savepoint(connection).await
     }
 
@@ -295,7 +295,7 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.inner.release_savepoint(connection, depth).await
     }
 
-    async fn undo_savepoint(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), Error> {
+    async fn undo_savepoint(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), CommitError> {
         self.inner.undo_savepoint(connection, depth).await
     }
 

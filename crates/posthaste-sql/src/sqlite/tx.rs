@@ -93,10 +93,15 @@ impl WriteStore for SqliteStore {
         SqliteTransactionManager::get_transaction_depth(connection)
     }
 
-    async fn savepoint(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+    async fn savepoint(&self, connection: &mut SqliteConnection) -> Result<(), CommitError> {
         // Outside of a transaction, as one that SQLite has ended, a savepoint would begin another.
-        self.expect_open(connection).await?;
-        SqliteTransactionManager::begin(connection, None).await.map_err(|error| self.fault(error))
+        match self.is_open(connection).await {
+            Ok(true) => {}
+            Ok(false) if self.depth(connection) == 0 => return Err(CommitError::NotCommitted(savepoint::ended())),
+            Ok(false) => return Err(CommitError::Unknown(ended())),
+            Err(error) => return Err(CommitError::NotCommitted(error)),
+        }
+        SqliteTransactionManager::begin(connection, None).await.map_err(|error| self.lost(error))
     }
 
     async fn release_savepoint(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), Error> {
@@ -105,14 +110,14 @@ impl WriteStore for SqliteStore {
         SqliteTransactionManager::commit(connection).await.map_err(|error| self.fault(error))
     }
 
-    async fn undo_savepoint(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), Error> {
-        self.caught_up(connection).await?;
-        savepoint::expect(self.depth(connection), depth)?;
+    async fn undo_savepoint(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), CommitError> {
+        self.caught_up(connection).await.map_err(CommitError::NotCommitted)?;
+        savepoint::expect(self.depth(connection), depth).map_err(CommitError::NotCommitted)?;
         let undone = async {
             SqliteTransactionManager::rollback(connection).await?;
             sqlx::raw_sql(savepoint::release(depth)).execute(connection).await
         };
-        undone.await.map(drop).map_err(|error| self.fault(error))
+        undone.await.map(drop).map_err(|error| self.lost(error))
     }
 
     fn abandon_savepoint(&self, connection: &mut SqliteConnection) {
@@ -123,7 +128,7 @@ impl WriteStore for SqliteStore {
         self.caught_up(connection).await.map_err(CommitError::NotCommitted)?;
         savepoint::expect_abandoned(self.depth(connection), depth).map_err(CommitError::NotCommitted)?;
         let ended = sqlx::raw_sql(savepoint::release(depth)).execute(connection).await;
-        ended.map(drop).map_err(|error| savepoint::lost(fault::is_no_savepoint(&error), self.fault(error)))
+        ended.map(drop).map_err(|error| self.lost(error))
     }
 
     /// Once more than needed: sqlx passes over one of them after an end that was cut off, and over all beyond the last.
@@ -138,11 +143,20 @@ impl SqliteStore {
     /// Fails where no transaction is open, also if sqlx counts one: SQLite ends it by itself after some errors, and sqlx when a
     /// savepoint is cut off. What is written then would be stored on its own.
     pub(super) async fn expect_open(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        if self.is_open(connection).await? { Ok(()) } else { Err(ended()) }
+    }
+
+    async fn is_open(&self, connection: &mut SqliteConnection) -> Result<bool, Error> {
         match sqlx::raw_sql(sql::ASK).execute(connection).await {
-            Ok(_) => Err(ended()),
-            Err(error) if fault::is_within_a_transaction(&error) => Ok(()),
+            Ok(_) => Ok(false),
+            Err(error) if fault::is_within_a_transaction(&error) => Ok(true),
             Err(error) => Err(self.fault(error)),
         }
+    }
+
+    /// What it means for the transaction around it that a savepoint could not be set, undone or ended.
+    fn lost(&self, error: sqlx::Error) -> CommitError {
+        savepoint::lost(fault::is_no_savepoint(&error), self.fault(error))
     }
 
     /// Waits until the connection has done what sqlx has begun on it by itself, so that its depth is what it will be.
