@@ -188,6 +188,14 @@ pub trait WriteStore: Send + Sync + 'static {
         rows: &[NewRow],
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
+    /// The same in a transaction that somebody else began, and of which nothing is known. Default: [`insert`](Self::insert).
+    ///
+    /// # Errors
+    /// As those of [`insert`](Self::insert).
+    fn insert_into(&self, tx: &mut Self::Tx<'_>, rows: &[NewRow]) -> impl Future<Output = Result<(), Error>> + Send {
+        self.insert(tx, rows)
+    }
+
     /// Commits.
     ///
     /// # Errors

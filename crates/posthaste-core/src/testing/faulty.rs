@@ -271,6 +271,10 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.faults.meddle(Call::Insert, &[], self.inner.insert(connection, rows)).await
     }
 
+    async fn insert_into(&self, tx: &mut S::Tx<'_>, rows: &[NewRow]) -> Result<(), Error> {
+        self.faults.meddle(Call::Insert, &[], self.inner.insert_into(tx, rows)).await
+    }
+
     async fn commit(&self, tx: S::OwnTx) -> Result<(), CommitError> {
         self.meddle_with_commit(tx, |tx| self.inner.commit(tx)).await
     }

@@ -65,6 +65,16 @@ impl WriteStore for SqliteStore {
         self.insert_rows(connection, rows).await
     }
 
+    /// Asks first: a row that is stored on its own, for however short a time, may be delivered by whoever polls, who has to wait
+    /// for nobody's turn.
+    async fn insert_into(&self, tx: &mut Self::Tx<'_>, rows: &[NewRow]) -> Result<(), Error> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.expect_open(tx).await?;
+        self.insert_rows(tx, rows).await
+    }
+
     async fn commit(&self, mut tx: SqliteTx) -> Result<(), CommitError> {
         self.caught_up(&mut tx).await.map_err(CommitError::NotCommitted)?;
         self.commit_inserted(tx).await

@@ -291,6 +291,28 @@ async fn a_transaction_that_sqlite_has_ended_takes_no_events() {
     assert_eq!(store.counts().await.unwrap().total(), 2);
 }
 
+/// Not even for a moment: whoever polls might deliver it.
+#[tokio::test]
+async fn an_event_is_not_stored_outside_of_somebody_elses_transaction() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(&store, [event("taken")]).await;
+    let noted = "CREATE TABLE noted (id TEXT); \
+                 CREATE TRIGGER note AFTER INSERT ON outbox_event BEGIN INSERT INTO noted VALUES (NEW.event_id); END";
+    sqlx::raw_sql(noted).execute(store.pool()).await.unwrap();
+    let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+    for events in [1, 3, 3, 3, 1000] {
+        let mut tx = store.pool().begin().await.unwrap();
+        let insert = "INSERT OR ROLLBACK INTO outbox_event (event_id, event_type) VALUES ('taken', 'X')";
+        sqlx::query(insert).execute(&mut *tx).await.unwrap_err();
+        let written = outbox.write_all(&mut tx, (0..events).map(|_| Event::of_json("Lonely", "{}"))).await;
+        assert!(format!("{:?}", written.unwrap_err()).contains("the transaction has ended"));
+        drop(tx);
+        let noted: i64 = sqlx::query_scalar("SELECT count(*) FROM noted").fetch_one(store.pool()).await.unwrap();
+        assert_eq!((noted, store.counts().await.unwrap().total()), (0, 1), "{events} events");
+    }
+}
+
 #[tokio::test]
 async fn connections_whose_transactions_sqlite_ended_are_in_nobodys_way() {
     let database = Database::new();
