@@ -205,6 +205,21 @@ pub trait WriteStore: Send + Sync + 'static {
     /// The caller runs this future to its end even if its own caller loses interest.
     fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send;
 
+    /// Commits a transaction that somebody else had in hand after these rows were inserted, the first of each
+    /// [`insert`](Self::insert). Says whether they were still in it: he may have undone them by a statement of his own, and then
+    /// nothing of the transaction is delivered but what is in the table. Default: [`commit`](Self::commit), and that they were.
+    ///
+    /// # Errors
+    /// As those of [`commit`](Self::commit).
+    ///
+    /// # Cancellation
+    /// The caller runs this future to its end even if its own caller loses interest.
+    fn commit_lent(&self, tx: Self::OwnTx, rows: &[&NewRow]) -> impl Future<Output = Result<bool, CommitError>> + Send {
+        let _ = rows;
+        let commit = self.commit(tx);
+        async move { commit.await.map(|()| true) }
+    }
+
     /// Commits a transaction in which there was one [`insert`](Self::insert), which went well and after which nothing has
     /// happened. So no statement has failed in it, which some databases say of a transaction only when asked. Default:
     /// [`commit`](Self::commit).

@@ -113,6 +113,10 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.commit(tx)
     }
 
+    fn commit_lent(&self, tx: Self::OwnTx, rows: &[&NewRow]) -> impl Future<Output = Result<bool, CommitError>> + Send {
+        self.inner.commit_lent(tx, rows)
+    }
+
     fn commit_inserted(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send {
         self.inner.commit_inserted(tx)
     }

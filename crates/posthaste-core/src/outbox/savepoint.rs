@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use super::transaction::ended;
 use super::{Outbox, Transaction};
 use crate::hook::Ending;
-use crate::store::{self, CommitError, WriteStore};
+use crate::store::{self, CommitError, NewRow, WriteStore};
 
 /// A part of a [`Transaction`] that can be undone alone: its statements and its events, together.
 ///
@@ -142,6 +142,7 @@ impl<S: WriteStore> Transaction<S> {
     fn forget_since(&mut self, mark: Mark) {
         self.inserted_last = false;
         let undone = self.written.split_off(mark.written.min(self.written.len()));
+        self.inserts.retain(|first| *first < mark.written);
         self.outbox.0.after.ended(Ending::RolledBack, &undone);
     }
 }
@@ -184,11 +185,20 @@ impl<S: WriteStore> Held<S> {
         }
     }
 
-    pub(super) async fn commit(mut self, abandoned: Option<usize>, inserted_last: bool) -> Result<(), CommitError> {
+    /// Commits, and says whether the rows are there, of which these are the first of each insert. Nobody had the connection since
+    /// the only one, if there are none.
+    pub(super) async fn commit(
+        mut self,
+        abandoned: Option<usize>,
+        lent: Option<&[&NewRow]>,
+    ) -> Result<bool, CommitError> {
         self.end_abandoned(abandoned).await?;
         let store = &self.outbox.0.store;
         let own = self.own.take().expect("it is held until it is kept");
-        if inserted_last { store.commit_inserted(own).await } else { store.commit(own).await }
+        match lent {
+            Some(rows) => store.commit_lent(own, rows).await,
+            None => store.commit_inserted(own).await.map(|()| true),
+        }
     }
 }
 

@@ -223,13 +223,13 @@ impl Fault {
 }
 
 impl<S: WriteStore> Faulty<S> {
-    async fn meddle_with_commit<F>(
+    async fn meddle_with_commit<F, T: Send>(
         &self,
         tx: S::OwnTx,
         commit: impl FnOnce(S::OwnTx) -> F + Send,
-    ) -> Result<(), CommitError>
+    ) -> Result<T, CommitError>
     where
-        F: Future<Output = Result<(), CommitError>> + Send,
+        F: Future<Output = Result<T, CommitError>> + Send,
     {
         match self.faults.noted(Call::Commit, &[]) {
             None => commit(tx).await,
@@ -277,6 +277,10 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
 
     async fn commit(&self, tx: S::OwnTx) -> Result<(), CommitError> {
         self.meddle_with_commit(tx, |tx| self.inner.commit(tx)).await
+    }
+
+    async fn commit_lent(&self, tx: S::OwnTx, rows: &[&NewRow]) -> Result<bool, CommitError> {
+        self.meddle_with_commit(tx, |tx| self.inner.commit_lent(tx, rows)).await
     }
 
     async fn commit_inserted(&self, tx: S::OwnTx) -> Result<(), CommitError> {

@@ -80,6 +80,16 @@ impl WriteStore for SqliteStore {
         self.commit_inserted(tx).await
     }
 
+    /// Looks for the rows, which costs no more than to catch up: another transaction may be open in place of the one that was
+    /// begun, or a savepoint undone of which nobody knew.
+    async fn commit_lent(&self, mut tx: SqliteTx, rows: &[&NewRow]) -> Result<bool, CommitError> {
+        if rows.is_empty() {
+            return self.commit(tx).await.map(|()| true);
+        }
+        let all_there = self.are_there(&mut tx, rows).await.map_err(CommitError::NotCommitted)?;
+        self.commit_inserted(tx).await.map(|()| all_there)
+    }
+
     async fn commit_inserted(&self, tx: SqliteTx) -> Result<(), CommitError> {
         let SqliteTx { mut inner, _turn } = tx;
         if self.depth(&inner) == 0 {
