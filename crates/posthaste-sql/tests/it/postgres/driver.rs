@@ -12,6 +12,18 @@ use crate::support::{event, ids, unleased};
 
 /// What the statement says of where the rows were written: nested, and known.
 async fn insert(store: &PgStore, connection: &mut PgConnection, rows: &[NewRow]) -> Result<(bool, bool), sqlx::Error> {
+    let (nested, known, txid) = insert_telling(store, connection, rows).await?;
+    let current: Option<i64> = sqlx::query_scalar("SELECT txid_current_if_assigned()").fetch_one(connection).await?;
+    assert_eq!(current, Some(txid));
+    Ok((nested, known))
+}
+
+/// The same, and the number of the transaction.
+async fn insert_telling(
+    store: &PgStore,
+    connection: &mut PgConnection,
+    rows: &[NewRow],
+) -> Result<(bool, bool, i64), sqlx::Error> {
     let mut inserts = store.inserts(rows);
     let insert = inserts.pop().unwrap();
     assert!(inserts.is_empty(), "one statement was expected");
