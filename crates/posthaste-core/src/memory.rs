@@ -211,7 +211,7 @@ impl WriteStore for MemoryStore {
         1 + connection.savepoints.len()
     }
 
-    async fn savepoint(&self, connection: &mut MemoryConnection) -> Result<(), Error> {
+    async fn savepoint(&self, connection: &mut MemoryConnection) -> Result<(), CommitError> {
         connection.savepoints.push(connection.staged.len());
         Ok(())
     }
@@ -221,7 +221,7 @@ impl WriteStore for MemoryStore {
         Ok(())
     }
 
-    async fn undo_savepoint(&self, connection: &mut MemoryConnection, _: usize) -> Result<(), Error> {
+    async fn undo_savepoint(&self, connection: &mut MemoryConnection, _: usize) -> Result<(), CommitError> {
         connection.undo_savepoint();
         Ok(())
     }

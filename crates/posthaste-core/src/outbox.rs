@@ -436,7 +436,7 @@ impl<S: WriteStore> Outbox<S> {
             _ => self.prepare_nested(events)?,
         };
         kill_point!("insert.before");
-        match self.0.store.insert(tx, receipt.rows_to_insert()).await {
+        match self.0.store.insert_into(tx, receipt.rows_to_insert()).await {
             Ok(()) => {
                 kill_point!("insert.after");
                 Ok(receipt)

@@ -188,6 +188,14 @@ pub trait WriteStore: Send + Sync + 'static {
         rows: &[NewRow],
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
+    /// The same in a transaction that somebody else began, and of which nothing is known. Default: [`insert`](Self::insert).
+    ///
+    /// # Errors
+    /// As those of [`insert`](Self::insert).
+    fn insert_into(&self, tx: &mut Self::Tx<'_>, rows: &[NewRow]) -> impl Future<Output = Result<(), Error>> + Send {
+        self.insert(tx, rows)
+    }
+
     /// Commits.
     ///
     /// # Errors
@@ -196,6 +204,21 @@ pub trait WriteStore: Send + Sync + 'static {
     /// # Cancellation
     /// The caller runs this future to its end even if its own caller loses interest.
     fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send;
+
+    /// Commits a transaction that somebody else had in hand after these rows were inserted, the first of each
+    /// [`insert`](Self::insert). Says whether they were still in it: he may have undone them by a statement of his own, and then
+    /// nothing of the transaction is delivered but what is in the table. Default: [`commit`](Self::commit), and that they were.
+    ///
+    /// # Errors
+    /// As those of [`commit`](Self::commit).
+    ///
+    /// # Cancellation
+    /// The caller runs this future to its end even if its own caller loses interest.
+    fn commit_lent(&self, tx: Self::OwnTx, rows: &[&NewRow]) -> impl Future<Output = Result<bool, CommitError>> + Send {
+        let _ = rows;
+        let commit = self.commit(tx);
+        async move { commit.await.map(|()| true) }
+    }
 
     /// Commits a transaction in which there was one [`insert`](Self::insert), which went well and after which nothing has
     /// happened. So no statement has failed in it, which some databases say of a transaction only when asked. Default:
@@ -227,19 +250,21 @@ pub trait WriteStore: Send + Sync + 'static {
     /// Sets a savepoint inside those that there are. Default: refused.
     ///
     /// # Errors
-    /// When the database refuses it; what that makes of the transaction depends on the database.
+    /// When the database refuses it. Says whether it is certain that nothing of the transaction is committed, for it is dropped
+    /// then. It is not when the database knows of no transaction: somebody has ended it by a statement of his own.
     ///
     /// # Cancellation
     /// Whether it was set is then open; the transaction can only be rolled back.
-    fn savepoint(&self, connection: &mut Self::Connection) -> impl Future<Output = Result<(), Error>> + Send {
+    fn savepoint(&self, connection: &mut Self::Connection) -> impl Future<Output = Result<(), CommitError>> + Send {
         let _ = connection;
-        std::future::ready(Err(no_savepoints()))
+        std::future::ready(Err(CommitError::NotCommitted(no_savepoints())))
     }
 
     /// Ends the innermost savepoint, and keeps what was done in it. Default: refused.
     ///
     /// # Errors
-    /// As those of [`savepoint`](Self::savepoint), and when the innermost one is not at that depth.
+    /// When the database refuses it, and when the innermost one is not at that depth; what that makes of the transaction depends
+    /// on the database.
     fn release_savepoint(
         &self,
         connection: &mut Self::Connection,
@@ -252,14 +277,14 @@ pub trait WriteStore: Send + Sync + 'static {
     /// Ends the innermost savepoint, and undoes what was done in it. Default: refused.
     ///
     /// # Errors
-    /// As those of [`release_savepoint`](Self::release_savepoint).
+    /// As those of [`savepoint`](Self::savepoint), and when the innermost one is not at that depth.
     fn undo_savepoint(
         &self,
         connection: &mut Self::Connection,
         depth: usize,
-    ) -> impl Future<Output = Result<(), Error>> + Send {
+    ) -> impl Future<Output = Result<(), CommitError>> + Send {
         let _ = (connection, depth);
-        std::future::ready(Err(no_savepoints()))
+        std::future::ready(Err(CommitError::NotCommitted(no_savepoints())))
     }
 
     /// Has the innermost savepoint undone before the next statement: its owner is gone and cannot wait. Default: nothing.

@@ -3,7 +3,7 @@
 use posthaste_core::store::{CommitError, Error};
 use posthaste_sql::TableName;
 use posthaste_sql::driver::DriverStore;
-use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, DbErr};
+use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, DbErr, Statement};
 
 use crate::count::{self, Mark};
 use crate::fault;
@@ -89,6 +89,13 @@ pub(crate) fn quoted<S: SeaOrmStore>(store: &S) -> String {
 const COMMIT_POSTGRES: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT AND CHAIN";
 const COMMIT_MYSQL: &str = "COMMIT AND CHAIN";
 
+/// A savepoint that ends with the transaction, whoever ends it. MySQL and MariaDB roll back after a deadlock, and without
+/// `autocommit` the next statement is in a transaction again; so it is when somebody begins another one by a statement.
+const BEGUN_MYSQL: &str = "SAVEPOINT posthaste_begin";
+
+/// Refused unless it is the very transaction that was begun.
+const SAME_MYSQL: &str = "RELEASE SAVEPOINT posthaste_begin";
+
 /// What is said to who goes on in a transaction that is none any more.
 const ENDED: &str = "the database has rolled the transaction back, because an inner one was refused or cut off, or a statement \
                      lost a conflict or had it rolled back; or else a statement of yours has committed it; begin another";
@@ -135,6 +142,41 @@ pub(crate) async fn expect_open<S: SeaOrmStore>(
     }
 }
 
+/// Has a transaction that was just begun known again, where SQLite has its mark.
+pub(crate) async fn begun<S: SeaOrmStore>(tx: &DatabaseTransaction) -> Result<(), DbErr> {
+    if S::BACKEND == DbBackend::MySql {
+        tx.execute_unprepared(BEGUN_MYSQL).await?;
+    }
+    Ok(())
+}
+
+/// Fails unless the transaction is open, and the one that was begun. It is to be committed then: it cannot be asked again. PostgreSQL
+/// says so itself when it is asked to commit.
+pub(crate) async fn expect_same<S: SeaOrmStore>(
+    store: &S,
+    tx: &DatabaseTransaction,
+    mark: Option<Mark>,
+) -> Result<(), NotOpen> {
+    match S::BACKEND {
+        DbBackend::Postgres => Ok(()),
+        DbBackend::MySql => match tx.execute_unprepared(SAME_MYSQL).await {
+            Ok(_) => Ok(()),
+            Err(error) if fault::code_of(&error).as_deref() == Some(DOES_NOT_EXIST) => {
+                Err(NotOpen { error: Error::Refused(ENDED.into()), ended: true })
+            }
+            Err(error) => Err(NotOpen { error: fault::classify(store, &[], error), ended: false }),
+        },
+        _ => expect_open(store, tx, mark).await,
+    }
+}
+
+/// The number of the transaction that is open, on PostgreSQL. Nothing if it has none, or cannot say it any more.
+pub(crate) async fn number_of_open(tx: &DatabaseTransaction) -> Option<i64> {
+    let question = "SELECT txid_current_if_assigned() AS txid";
+    let row = tx.query_one_raw(Statement::from_string(DbBackend::Postgres, question)).await;
+    row.ok().flatten().and_then(|row| row.try_get("", "txid").ok())
+}
+
 /// Whether it is certain that there is no transaction any more.
 pub(crate) async fn has_ended<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction, mark: Option<Mark>) -> bool {
     matches!(expect_open(store, tx, mark).await, Err(NotOpen { ended: true, .. }))
@@ -142,6 +184,9 @@ pub(crate) async fn has_ended<S: SeaOrmStore>(store: &S, tx: &DatabaseTransactio
 
 /// The number for a transaction that is in progress.
 const IN_PROGRESS: &str = "1568";
+
+/// The number for a savepoint that is gone.
+const DOES_NOT_EXIST: &str = "1305";
 
 /// Rolls back all of a transaction, also what somebody began inside of it and still has.
 pub(crate) async fn roll_back<S: SeaOrmStore>(

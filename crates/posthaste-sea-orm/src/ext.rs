@@ -10,8 +10,8 @@ use sea_orm::{
     TransactionTrait as _,
 };
 
-use crate::database::{SeaOrmStore, expect};
-use crate::insert::{Kept, Refused, insert};
+use crate::database::{SeaOrmStore, begun, expect};
+use crate::insert::{Inserted, Kept, Refused, insert};
 use crate::transaction::Transaction;
 use crate::{count, fault};
 
@@ -177,7 +177,9 @@ impl<S: SeaOrmStore> OutboxExt for Outbox<S> {
         let db = db.clone();
         let begin = async move {
             if S::BACKEND != DbBackend::Sqlite {
-                return Ok((db.begin_with_options(options).await?, None));
+                let tx = db.begin_with_options(options).await?;
+                begun::<S>(&tx).await?;
+                return Ok((tx, None));
             }
             for _ in 0..MOST_MISCOUNTED {
                 let tx = db.begin_with_options(options).await?;
@@ -226,8 +228,8 @@ impl<S: SeaOrmStore> OutboxExt for Outbox<S> {
             _ => self.prepare_nested(events)?,
         };
         match insert(self.store(), tx, None, receipt.rows_to_insert()).await {
-            Ok(Kept::Surely) => Ok(receipt),
-            Ok(Kept::Perhaps) => Ok(receipt.nested()),
+            Ok(Inserted { kept: Kept::Surely, .. }) => Ok(receipt),
+            Ok(_) => Ok(receipt.nested()),
             Err(Refused { error, partly, ended }) => {
                 if S::BACKEND == DbBackend::Sqlite && ended {
                     count::stand_in(tx).await;

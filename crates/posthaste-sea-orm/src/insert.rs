@@ -22,6 +22,14 @@ pub(crate) enum Kept {
     Perhaps,
 }
 
+/// What the database says of rows that were inserted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inserted {
+    pub(crate) kept: Kept,
+    /// The number of the transaction, on PostgreSQL.
+    pub(crate) txid: Option<i64>,
+}
+
 /// Why rows could not be inserted.
 pub(crate) struct Refused {
     pub(crate) error: Error,
@@ -57,7 +65,7 @@ pub(crate) async fn insert<S: SeaOrmStore>(
     tx: &DatabaseTransaction,
     mark: Option<Mark>,
     rows: &[NewRow],
-) -> Result<Kept, Refused> {
+) -> Result<Inserted, Refused> {
     let untouched = |error| Refused::unless_undone(error, true);
     expect::<S>(tx.get_database_backend()).map_err(untouched)?;
     if !rows.is_empty() {
@@ -71,11 +79,12 @@ pub(crate) async fn insert<S: SeaOrmStore>(
         set.map_err(|error| untouched(fault::classify(store, &[], error)))?;
     }
     // Where nobody says, it is to be looked at.
-    let mut kept = if S::BACKEND == DbBackend::Postgres { Kept::Surely } else { Kept::Perhaps };
+    let kept = if S::BACKEND == DbBackend::Postgres { Kept::Surely } else { Kept::Perhaps };
+    let mut inserted = Inserted { kept, txid: None };
     for insert in inserts {
         match insert_once::<S>(tx, insert).await {
-            Ok(Kept::Surely) => {}
-            Ok(Kept::Perhaps) => kept = Kept::Perhaps,
+            Ok(Inserted { kept: Kept::Surely, txid }) => inserted.txid = txid,
+            Ok(perhaps) => inserted = perhaps,
             Err(error) => {
                 let undone = !savepoint || undo(tx).await;
                 let mut error = fault::classify(store, rows, error);
@@ -91,7 +100,7 @@ pub(crate) async fn insert<S: SeaOrmStore>(
         let refused = Refused::unless_undone(fault::classify(store, &[], error), undone);
         return Err(refused.unless_ended(store, tx, mark).await);
     }
-    Ok(kept)
+    Ok(inserted)
 }
 
 /// Undoes what was inserted before an error, and says whether that is certain.
@@ -100,18 +109,19 @@ async fn undo(tx: &DatabaseTransaction) -> bool {
     tx.execute_unprepared(undo).await.is_ok()
 }
 
-async fn insert_once<S: SeaOrmStore>(tx: &DatabaseTransaction, insert: Insert<'_>) -> Result<Kept, sea_orm::DbErr> {
+async fn insert_once<S: SeaOrmStore>(tx: &DatabaseTransaction, insert: Insert<'_>) -> Result<Inserted, sea_orm::DbErr> {
     let values = insert.parameters.into_iter().map(value).collect::<Result<Vec<_>, _>>()?;
     let statement = Statement::from_sql_and_values(S::BACKEND, insert.sql, values);
     if S::BACKEND != DbBackend::Postgres {
         tx.execute_raw(statement).await?;
-        return Ok(Kept::Perhaps);
+        return Ok(Inserted { kept: Kept::Perhaps, txid: None });
     }
-    let nested = match tx.query_one_raw(statement).await? {
-        Some(row) => row.try_get("", "nested")?,
-        None => true,
+    let Some(row) = tx.query_one_raw(statement).await? else {
+        return Ok(Inserted { kept: Kept::Perhaps, txid: None });
     };
-    Ok(if nested { Kept::Perhaps } else { Kept::Surely })
+    let nested: bool = row.try_get("", "nested")?;
+    let kept = if nested { Kept::Perhaps } else { Kept::Surely };
+    Ok(Inserted { kept, txid: Some(row.try_get("", "txid")?) })
 }
 
 /// SQLite says that an id is taken, but not which. As long as none of these rows is in the table, it can be asked.

@@ -21,6 +21,8 @@ fn answer<'a, S: SeaOrmStore, T: Send>(
     let (store, own) = (tx.outbox.store(), tx.own.as_ref());
     Box::pin(async move {
         let own = own.ok_or_else(gone)?;
+        // Whoever comes before it may find the transaction ended, or end it.
+        let _turn = own.turn().await;
         let statement = statement(own.connection_in_order(store).await?);
         let question = own.question();
         let answer = statement.await?;

@@ -4,16 +4,17 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 
 use posthaste_core::store::{CommitError, Error};
 use posthaste_core::{EventId, IntoEvent, Outbox, Receipt, WriteError};
-use sea_orm::{DatabaseTransaction, DbBackend, DbErr, RuntimeErr};
+use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, DbErr, RuntimeErr};
+use tokio::sync::{Mutex, MutexGuard};
 
 use crate::count::Mark;
-use crate::database::{NotOpen, SeaOrmStore, commit, expect_open, roll_back};
-use crate::insert::{Kept, Refused, are_there, how_many_are_there, insert};
+use crate::database::{NotOpen, SeaOrmStore, commit, expect_open, expect_same, number_of_open, roll_back};
+use crate::insert::{Inserted, Kept, Refused, are_there, how_many_are_there, insert};
 
 /// A transaction of SeaORM's in which entities and events go together. From
 /// [`begin_on`](crate::OutboxExt::begin_on) and [`transaction_on`](crate::OutboxExt::transaction_on).
@@ -49,6 +50,10 @@ pub(crate) struct Own {
     tx: DatabaseTransaction,
     /// On SQLite.
     mark: Option<Mark>,
+    /// Who has it runs a statement.
+    turn: Mutex<()>,
+    /// Whether somebody had SeaORM's transaction since our last write.
+    lent: AtomicBool,
     /// How many statements on it have failed or were cut off.
     failed: AtomicUsize,
     /// After how many of them it was open.
@@ -59,8 +64,16 @@ pub(crate) struct Own {
 
 impl<S: SeaOrmStore> Transaction<S> {
     pub(crate) fn new(outbox: Outbox<S>, tx: DatabaseTransaction, mark: Option<Mark>) -> Self {
-        let (failed, open_after) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let own = Own { savepoints: Vec::new(), tx, mark, failed, open_after, written: Written::default() };
+        let own = Own {
+            savepoints: Vec::new(),
+            tx,
+            mark,
+            turn: Mutex::default(),
+            lent: AtomicBool::new(false),
+            failed: AtomicUsize::new(0),
+            open_after: AtomicUsize::new(0),
+            written: Written::default(),
+        };
         Self { outbox, own: Some(own), ended: Ended::RolledBack }
     }
 
@@ -139,7 +152,13 @@ impl<S: SeaOrmStore> Transaction<S> {
 
 impl Own {
     pub(crate) fn connection(&self) -> &DatabaseTransaction {
+        self.lent.store(true, Ordering::Relaxed);
         &self.tx
+    }
+
+    /// To be kept while it is asked whether a statement may run, and while it does.
+    pub(crate) async fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().await
     }
 
     /// SeaORM's, unless a statement has failed and the transaction is not open any more.
@@ -152,7 +171,7 @@ impl Own {
             }
             self.open_after.fetch_max(failed, Ordering::AcqRel);
         }
-        Ok(&self.tx)
+        Ok(self.connection())
     }
 
     /// To be kept while a statement runs, and forgotten when it has succeeded.
@@ -179,16 +198,17 @@ impl Own {
     ) -> (Result<Self, Ended>, Result<Vec<EventId>, WriteError>) {
         let Refused { error, partly, ended } = match insert(store, &self.tx, self.mark, receipt.rows_to_insert()).await
         {
-            Ok(kept) => {
+            Ok(inserted) => {
                 let ids = receipt.ids();
-                self.written.receipts.push((receipt, kept));
+                self.written.receipts.push((receipt, inserted));
+                *self.lent.get_mut() = false;
                 return (Ok(self), Ok(ids));
             }
             Err(refused) => refused,
         };
         let error = WriteError::of_store(receipt.rows_to_insert(), error);
         if partly {
-            self.written.receipts.push((receipt, Kept::Perhaps));
+            self.written.receipts.push((receipt, Inserted { kept: Kept::Perhaps, txid: None }));
         } else {
             receipt.never_written();
         }
@@ -199,10 +219,7 @@ impl Own {
     }
 
     async fn commit<S: SeaOrmStore>(self, store: &S) -> Result<(), CommitError> {
-        // PostgreSQL says so itself when it is asked to commit.
-        if S::BACKEND != DbBackend::Postgres
-            && let Err(NotOpen { error, ended }) = expect_open(store, &self.tx, self.mark).await
-        {
+        if let Err(NotOpen { error, ended }) = expect_same(store, &self.tx, self.mark).await {
             let ended = if ended { self.give_up(store).await } else { Ended::RolledBack };
             return Err(ended.commit_error(error));
         }
@@ -215,7 +232,11 @@ impl Own {
             }
             return Err(CommitError::NotCommitted(Error::Refused(NOT_UNDONE.into())));
         }
-        let Self { savepoints, tx, mut written, .. } = self;
+        let Self { savepoints, tx, mut lent, mut written, .. } = self;
+        if S::BACKEND == DbBackend::Postgres && !written.receipts.is_empty() {
+            let open = if *lent.get_mut() { number_of_open(&tx).await } else { written.last_txid() };
+            written.doubt_unless(open);
+        }
         // A savepoint of SeaORM's that was undone, or an error after which the database has rolled back by itself.
         let all = are_there(store, &tx, &written.in_doubt()).await.map_err(CommitError::NotCommitted)?;
         let receipt = written.take_receipt(all);
@@ -241,8 +262,7 @@ impl Own {
 
     /// Ends what the database has ended, and says how it had.
     pub(crate) async fn give_up<S: SeaOrmStore>(mut self, store: &S) -> Ended {
-        let there = how_many_are_there(store, &self.tx, &self.written.ids()).await;
-        let ended = if matches!(there, Ok(0)) { Ended::RolledBack } else { Ended::PerhapsCommitted };
+        let ended = if self.was_rolled_back(store).await { Ended::RolledBack } else { Ended::PerhapsCommitted };
         if ended == Ended::PerhapsCommitted {
             drop(self.written.take_receipt(true));
         }
@@ -250,6 +270,25 @@ impl Own {
             tracing::debug!(%error, "there was nothing left to roll back");
         }
         ended
+    }
+
+    /// Whether it is certain, once it has ended, that it was rolled back.
+    async fn was_rolled_back<S: SeaOrmStore>(&self, store: &S) -> bool {
+        // A rollback takes the mark away, and nothing else does.
+        if let Some(mark) = self.mark {
+            return matches!(mark.is_there(&self.tx).await, Ok(false));
+        }
+        // Elsewhere a row shows it that is not there any more. One that was never there shows nothing, and neither does one that
+        // is in another transaction, which somebody has begun in place of this one.
+        let ids = self.written.ids();
+        let Some(first) = ids.first() else { return false };
+        if !matches!(how_many_are_there(store, &self.tx, &[first]).await, Ok(0)) {
+            return false;
+        }
+        if S::BACKEND == DbBackend::MySql && self.tx.execute_unprepared("ROLLBACK").await.is_err() {
+            return false;
+        }
+        matches!(how_many_are_there(store, &self.tx, &ids).await, Ok(0))
     }
 }
 
@@ -300,7 +339,7 @@ impl<S: SeaOrmStore> Drop for Transaction<S> {
 /// The receipts for what was written. Dropped, it was rolled back.
 #[derive(Default)]
 pub(crate) struct Written {
-    receipts: Vec<(Receipt, Kept)>,
+    receipts: Vec<(Receipt, Inserted)>,
     /// What was written in savepoints that were undone.
     undone: Vec<EventId>,
 }
@@ -322,15 +361,29 @@ impl Written {
         self.receipts.iter().flat_map(|(receipt, _)| receipt.rows()).map(|row| row.event.id()).collect()
     }
 
+    /// In which transaction the last was written, on PostgreSQL.
+    fn last_txid(&self) -> Option<i64> {
+        self.receipts.iter().rev().find_map(|(_, inserted)| inserted.txid)
+    }
+
+    /// What was written in another transaction than this one, which somebody has begun in its place, may be gone.
+    fn doubt_unless(&mut self, open: Option<i64>) {
+        for (_, inserted) in &mut self.receipts {
+            if inserted.txid.is_some() && inserted.txid != open {
+                inserted.kept = Kept::Perhaps;
+            }
+        }
+    }
+
     fn in_doubt(&self) -> Vec<&EventId> {
-        let in_doubt = self.receipts.iter().filter(|(_, kept)| *kept == Kept::Perhaps);
+        let in_doubt = self.receipts.iter().filter(|(_, inserted)| inserted.kept == Kept::Perhaps);
         in_doubt.flat_map(|(receipt, _)| receipt.rows()).map(|row| row.event.id()).collect()
     }
 
     /// One receipt for all of it. What was in doubt is left to the poller, unless all of it is there.
     fn take_receipt(&mut self, all_there: bool) -> Option<Receipt> {
         let receipts = std::mem::take(&mut self.receipts).into_iter();
-        let surely = receipts.map(|(receipt, kept)| match kept {
+        let surely = receipts.map(|(receipt, inserted)| match inserted.kept {
             Kept::Perhaps if !all_there => receipt.nested(),
             _ => receipt,
         });

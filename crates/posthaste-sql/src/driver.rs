@@ -46,8 +46,9 @@ pub trait DriverStore: Store {
 ///
 /// On PostgreSQL it returns one row with the columns `nested`, true if the transaction has a savepoint in which this happened,
 /// so that the [`Receipt`](posthaste_core::Receipt) has to be told ([`nested`](posthaste_core::Receipt::nested)), and `known`,
-/// false if that could not be seen, as in a table in partitions; `nested` is then true. On the other databases it returns
-/// nothing.
+/// false if that could not be seen, as in a table in partitions; `nested` is then true. The column `txid` has the number of the
+/// transaction: if `txid_current_if_assigned()` is another one when you commit, a statement of somebody's own has ended this one, and
+/// the receipt has to be told as well. On the other databases it returns nothing.
 #[derive(Clone, Debug)]
 pub struct Insert<'r> {
     /// The statement. Its parameters are `$1`, `$2` and so on for PostgreSQL, and `?` for the others.

@@ -19,7 +19,7 @@ pub(crate) fn expect_abandoned(depth: usize, abandoned: usize) -> Result<(), Err
     if depth > 0 && depth < abandoned { Ok(()) } else { Err(ended()) }
 }
 
-/// What it means that a savepoint could not be ended before a commit. If it is gone, somebody has ended the transaction by a
+/// What it means for a transaction that a savepoint in it could not be set or ended. If it is gone, somebody has ended it by a
 /// statement of his own, either way.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn lost(gone: bool, error: Error) -> CommitError {

@@ -100,6 +100,7 @@ struct Statements {
     take_back: SqlStr,
     lanes: lanes::Statements,
     prepared: Prepared,
+    missing: SqlStr,
 }
 
 impl Statements {
@@ -110,6 +111,7 @@ impl Statements {
             insert_asking: asking(sql::DIALECT.slots.insert, sql::INSERT_ROW),
             insert_plain_asking: asking(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
             take_back: sql::DIALECT.statement(sql::TAKE_BACK, &table),
+            missing: sql::DIALECT.statement(sql::MISSING, &table),
             insert: many(sql::DIALECT.slots.insert, sql::INSERT_ROW),
             insert_plain: many(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
             slots: sql::DIALECT.statements(&table),

@@ -17,6 +17,13 @@ pub(crate) enum Place {
     Savepoint,
 }
 
+/// What the database says of rows that were inserted.
+pub(crate) struct Inserted {
+    pub(crate) place: Place,
+    /// The number of the transaction.
+    pub(crate) txid: Option<i64>,
+}
+
 /// Why rows were not inserted.
 pub(crate) enum Failure {
     /// The database refused them: nothing of them is in the transaction.
@@ -31,17 +38,20 @@ const OTHER_VERSION: &str = "posthaste-sql binds a kind of value that this posth
 
 /// Each statement goes to the server and back once, without being prepared, so that it works behind any pooler. The
 /// first that is refused ends the transaction, or the savepoint, with all of them.
-pub(crate) async fn insert(store: &PgStore, tx: &Transaction<'_>, rows: &[NewRow]) -> Result<Place, Failure> {
+pub(crate) async fn insert(store: &PgStore, tx: &Transaction<'_>, rows: &[NewRow]) -> Result<Inserted, Failure> {
     let inserts = store.inserts(rows);
     // All of them before the first is sent.
     let typed = inserts.iter().map(|insert| insert.parameters.iter().map(typed).collect::<Option<Vec<_>>>());
     let Some(typed) = typed.collect::<Option<Vec<_>>>() else {
         return Err(Failure::Refused(store::Error::Refused(OTHER_VERSION.into())));
     };
-    let mut place = Place::Transaction;
+    let mut inserted = Inserted { place: Place::Transaction, txid: None };
     for (insert, parameters) in inserts.iter().zip(&typed) {
         match tx.query_typed(&insert.sql, parameters).await {
-            Ok(answer) => place = place.max(place_of(&answer)),
+            Ok(answer) => {
+                let txid = answer.first().and_then(|row| row.try_get("txid").ok());
+                inserted = Inserted { place: inserted.place.max(place_of(&answer)), txid };
+            }
             Err(error) => {
                 let refused = error.as_db_error().is_some();
                 let error = fault::of_insert(store, rows, error);
@@ -49,7 +59,7 @@ pub(crate) async fn insert(store: &PgStore, tx: &Transaction<'_>, rows: &[NewRow
             }
         }
     }
-    Ok(place)
+    Ok(inserted)
 }
 
 /// Nothing for a kind that is new.

@@ -61,7 +61,7 @@ pub use begin::{Begin, LibraryTransaction};
 pub use savepoint::Savepoint;
 pub use transaction::Transaction;
 
-use insert::{Failure, Place, insert};
+use insert::{Failure, Inserted, Place, insert};
 
 /// A [`Transaction`] on a client of tokio-postgres.
 pub type TokioTransaction<'c> = Transaction<tokio_postgres::Transaction<'c>>;
@@ -184,8 +184,8 @@ impl OutboxExt for Outbox<PgStore> {
     ) -> Result<Receipt, WriteError> {
         let receipt = self.prepare(events)?;
         match insert(self.store(), tx, receipt.rows_to_insert()).await {
-            Ok(Place::Transaction) => Ok(receipt),
-            Ok(Place::NotSeen | Place::Savepoint) => Ok(receipt.nested()),
+            Ok(Inserted { place: Place::Transaction, .. }) => Ok(receipt),
+            Ok(_) => Ok(receipt.nested()),
             Err(Failure::Refused(error)) => {
                 let error = WriteError::of_store(receipt.rows_to_insert(), error);
                 receipt.never_written();

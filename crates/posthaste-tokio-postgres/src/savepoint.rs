@@ -93,7 +93,7 @@ impl<T: LibraryTransaction> Savepoint<'_, T> {
     /// Safe: it is undone.
     pub async fn rollback(mut self) -> Result<(), store::Error> {
         let Some(sent) = self.undo() else { return Err(store::Error::Unavailable(NOT_UNDONE.into())) };
-        answered(sent).await.map_err(|error| fault::of_statement(self.tx.store(), error))
+        answered(sent).await.map(drop).map_err(|error| fault::of_statement(self.tx.store(), error))
     }
 
     /// Has it undone before the next statement.

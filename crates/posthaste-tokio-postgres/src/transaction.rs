@@ -3,22 +3,26 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::{TryStreamExt, future};
 use posthaste_core::store::{self, CommitError, NewRow};
 use posthaste_core::{EventId, IntoEvent, Outbox, Receipt, WriteError};
 use posthaste_sql::PgStore;
-use tokio_postgres::{Error, SimpleQueryStream};
+use tokio_postgres::{Error, SimpleQueryMessage, SimpleQueryStream};
 
 use crate::begin::LibraryTransaction;
 use crate::fault;
-use crate::insert::{Failure, Place, insert};
+use crate::insert::{Failure, Inserted, Place, insert};
 use crate::savepoint::NOT_UNDONE;
 
 /// Asked together with the commit: PostgreSQL answers the COMMIT of a transaction in which a statement had failed with
 /// success, and rolls back, and it answers one without a transaction with success, too. This is refused in both cases,
 /// and otherwise ends with the commit.
 const STILL_OPEN: &str = "SAVEPOINT posthaste_commit";
+
+/// The same, and which transaction it is.
+const WHICH_IS_OPEN: &str = "SELECT txid_current_if_assigned(); SAVEPOINT posthaste_commit";
 
 /// A transaction in which your own statements and events go together.
 ///
@@ -45,22 +49,35 @@ const STILL_OPEN: &str = "SAVEPOINT posthaste_commit";
 /// The outbox sees it when it writes, and leaves the event to the poller, which delivers it after the commit if it is there.
 /// [`savepoint`](Self::savepoint) needs no such care. In a table in partitions no savepoint can be seen, so that the poller
 /// delivers everything that is not written in one of ours.
+///
+/// If you end it by a statement of your own and begin another in its place (`ROLLBACK; BEGIN`), that one is committed. The poller then
+/// sees which of the events are there.
 #[must_use = "dropped, it is rolled back"]
 pub struct Transaction<T: LibraryTransaction> {
     outbox: Outbox<PgStore>,
     /// Nothing after the end.
     tx: Option<T>,
-    /// A receipt for each write.
-    pub(crate) written: Vec<Receipt>,
+    /// What was written, in its order.
+    pub(crate) written: Vec<Written>,
+    /// Whether somebody had the library's transaction since our last write.
+    lent: AtomicBool,
     /// How many savepoints of ours are open.
     pub(crate) savepoints: usize,
     /// Whether something is in it that should have been undone.
     pub(crate) spoilt: bool,
 }
 
+/// What was written at once.
+pub(crate) struct Written {
+    receipt: Receipt,
+    /// The number of the transaction in which that was, if it is known.
+    txid: Option<i64>,
+}
+
 impl<T: LibraryTransaction> Transaction<T> {
     pub(crate) fn new(outbox: Outbox<PgStore>, tx: T) -> Self {
-        Self { outbox, tx: Some(tx), written: Vec::new(), savepoints: 0, spoilt: false }
+        let lent = AtomicBool::new(false);
+        Self { outbox, tx: Some(tx), written: Vec::new(), lent, savepoints: 0, spoilt: false }
     }
 
     /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
@@ -88,8 +105,13 @@ impl<T: LibraryTransaction> Transaction<T> {
         let write = Write { receipt: Some(receipt), written: &mut self.written };
         let tx = self.tx.as_ref().expect(ENDED).plain();
         match insert(self.outbox.store(), tx, write.rows()).await {
-            // A savepoint of ours says itself how it ends. Where nobody can see another one, there may be one.
-            Ok(place) => Ok(write.ended(place != Place::Transaction && self.savepoints == 0)),
+            Ok(Inserted { place, txid }) => {
+                if txid.is_some() {
+                    *self.lent.get_mut() = false;
+                }
+                // A savepoint of ours says itself how it ends. Where nobody can see another one, there may be one.
+                Ok(write.ended(place != Place::Transaction && self.savepoints == 0, txid))
+            }
             Err(Failure::Refused(error)) => Err(write.refused(error)),
             Err(Failure::Open(error)) => Err(WriteError::of_store(write.rows(), error)),
         }
@@ -106,20 +128,28 @@ impl<T: LibraryTransaction> Transaction<T> {
     /// of it: if it was committed, the poller delivers its events.
     pub async fn commit(mut self) -> Result<(), CommitError> {
         let tx = self.tx.take().expect(ENDED);
-        let receipt = join(self.written.drain(..));
+        let mut written = Ending(std::mem::take(&mut self.written));
+        let asking = *self.lent.get_mut() && !written.0.is_empty();
         let committed = match self.spoilt {
-            false => commit(self.store(), tx).await,
+            false => commit(self.store(), tx, asking).await,
             // Dropping it rolls back.
             true => Err(CommitError::NotCommitted(store::Error::Refused(NOT_UNDONE.into()))),
         };
+        let receipt = match &committed {
+            Ok(open) => {
+                let last = written.0.iter().rev().find_map(|last| last.txid);
+                written.join_of(if asking { *open } else { last })
+            }
+            Err(_) => written.join(),
+        };
         match (&committed, receipt) {
             (_, None) => {}
-            (Ok(()), Some(receipt)) => receipt.dispatch(),
+            (Ok(_), Some(receipt)) => receipt.dispatch(),
             (Err(CommitError::NotCommitted(_)), Some(receipt)) => receipt.rolled_back(),
             // Dropped, it leaves it open.
             (Err(_), Some(receipt)) => drop(receipt),
         }
-        committed
+        committed.map(drop)
     }
 
     /// Rolls back: neither your statements nor the events happened.
@@ -144,26 +174,57 @@ impl<T: LibraryTransaction> Transaction<T> {
 
 const ENDED: &str = "a transaction is consumed by its end";
 
-async fn commit(store: &PgStore, tx: impl LibraryTransaction) -> Result<(), CommitError> {
+/// Commits, and says which transaction that was, if it is to be asked.
+async fn commit(store: &PgStore, tx: impl LibraryTransaction, asking: bool) -> Result<Option<i64>, CommitError> {
+    let question = if asking { WHICH_IS_OPEN } else { STILL_OPEN };
     // Neither waits before it is sent, so both are, or none.
-    let question = match tx.plain().client().simple_query_raw(STILL_OPEN).await {
+    let question = match tx.plain().client().simple_query_raw(question).await {
         Ok(question) => question,
         Err(error) => return Err(CommitError::NotCommitted(fault::of_statement(store, error))),
     };
     let (answer, committed) = future::join(answered(question), tx.commit()).await;
-    answer.and(committed).map_err(|error| fault::of_commit(store, error))
+    let open = answer.and_then(|open| committed.map(|()| open));
+    open.map_err(|error| fault::of_commit(store, error))
 }
 
-/// The end of a statement that was sent.
-pub(crate) async fn answered(statement: SimpleQueryStream) -> Result<(), Error> {
-    let mut statement = pin!(statement);
-    while statement.try_next().await?.is_some() {}
-    Ok(())
+/// The end of a statement that was sent, and the number that it gave, if it gave one.
+pub(crate) async fn answered(statement: SimpleQueryStream) -> Result<Option<i64>, Error> {
+    let (mut statement, mut number) = (pin!(statement), None);
+    while let Some(message) = statement.try_next().await? {
+        if let SimpleQueryMessage::Row(row) = message {
+            number = row.get(0).and_then(|number| number.parse().ok());
+        }
+    }
+    Ok(number)
 }
 
 /// One receipt for all of these writes.
-pub(crate) fn join(written: impl Iterator<Item = Receipt>) -> Option<Receipt> {
-    written.reduce(Receipt::and)
+pub(crate) fn join(written: impl Iterator<Item = Written>) -> Option<Receipt> {
+    written.map(|write| write.receipt).reduce(Receipt::and)
+}
+
+/// What a commit is about. Dropped before its end, which is then open.
+struct Ending(Vec<Written>);
+
+impl Ending {
+    fn join(&mut self) -> Option<Receipt> {
+        join(self.0.drain(..))
+    }
+
+    /// The same after a transaction of that number was committed. What was written in another one may be in the table.
+    fn join_of(&mut self, committed: Option<i64>) -> Option<Receipt> {
+        let receipts = self.0.drain(..).map(|Written { receipt, txid }| match txid {
+            Some(_) if txid != committed => receipt.nested(),
+            _ => receipt,
+        });
+        receipts.reduce(Receipt::and)
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        drop(self.join());
+    }
 }
 
 impl<T: LibraryTransaction> Drop for Transaction<T> {
@@ -179,12 +240,14 @@ impl<T: LibraryTransaction> Deref for Transaction<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
+        self.lent.store(true, Ordering::Relaxed);
         self.open()
     }
 }
 
 impl<T: LibraryTransaction> DerefMut for Transaction<T> {
     fn deref_mut(&mut self) -> &mut T {
+        *self.lent.get_mut() = true;
         self.tx.as_mut().expect(ENDED)
     }
 }
@@ -198,7 +261,7 @@ impl<T: LibraryTransaction> fmt::Debug for Transaction<T> {
 /// A write under way: dropped before its answer, its rows may or may not be in the transaction.
 struct Write<'w> {
     receipt: Option<Receipt>,
-    written: &'w mut Vec<Receipt>,
+    written: &'w mut Vec<Written>,
 }
 
 impl Write<'_> {
@@ -206,10 +269,11 @@ impl Write<'_> {
         self.receipt.as_ref().map_or(&[], Receipt::rows_to_insert)
     }
 
-    fn ended(mut self, nested: bool) -> Vec<EventId> {
+    fn ended(mut self, nested: bool, txid: Option<i64>) -> Vec<EventId> {
         let Some(receipt) = self.receipt.take() else { return Vec::new() };
         let ids = receipt.ids();
-        self.written.push(if nested { receipt.nested() } else { receipt });
+        let receipt = if nested { receipt.nested() } else { receipt };
+        self.written.push(Written { receipt, txid });
         ids
     }
 
@@ -225,6 +289,6 @@ impl Write<'_> {
 impl Drop for Write<'_> {
     fn drop(&mut self) {
         // Like rows of a savepoint: if the transaction commits they may be there, and if it does not they are not.
-        self.written.extend(self.receipt.take().map(Receipt::nested));
+        self.written.extend(self.receipt.take().map(|receipt| Written { receipt: receipt.nested(), txid: None }));
     }
 }

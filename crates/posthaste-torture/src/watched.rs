@@ -105,8 +105,16 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.insert(connection, rows)
     }
 
+    fn insert_into(&self, tx: &mut Self::Tx<'_>, rows: &[NewRow]) -> impl Future<Output = Result<(), Error>> + Send {
+        self.inner.insert_into(tx, rows)
+    }
+
     fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send {
         self.inner.commit(tx)
+    }
+
+    fn commit_lent(&self, tx: Self::OwnTx, rows: &[&NewRow]) -> impl Future<Output = Result<bool, CommitError>> + Send {
+        self.inner.commit_lent(tx, rows)
     }
 
     fn commit_inserted(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send {
@@ -121,7 +129,7 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.depth(connection)
     }
 
-    async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
+    async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), CommitError> {
         self.inner.savepoint(connection).await
     }
 
@@ -129,7 +137,7 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.release_savepoint(connection, depth).await
     }
 
-    async fn undo_savepoint(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), Error> {
+    async fn undo_savepoint(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), CommitError> {
         self.inner.undo_savepoint(connection, depth).await
     }
 

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use super::transaction::ended;
 use super::{Outbox, Transaction};
 use crate::hook::Ending;
-use crate::store::{self, CommitError, WriteStore};
+use crate::store::{self, CommitError, NewRow, WriteStore};
 
 /// A part of a [`Transaction`] that can be undone alone: its statements and its events, together.
 ///
@@ -51,7 +51,8 @@ impl<S: WriteStore> Transaction<S> {
     /// Sets a savepoint: what is done from here on can be undone without the rest.
     ///
     /// # Errors
-    /// When the database refuses it, or has lost the connection. The transaction has then ended, rolled back.
+    /// When the database refuses it, or has lost the connection. The transaction has then ended, rolled back; unless it had ended
+    /// before, by a statement of your own, and then [`commit`](Self::commit) says that nobody knows how.
     ///
     /// # Cancellation
     /// The transaction has then ended, rolled back. What is still tried in it is refused. The same is true of the
@@ -65,10 +66,12 @@ impl<S: WriteStore> Transaction<S> {
     pub(super) async fn set_savepoint(&mut self) -> Result<Mark, store::Error> {
         self.inserted_last = false;
         let mut held = self.hold()?;
-        held.end_abandoned(self.abandoned.take()).await.map_err(CommitError::into_cause)?;
+        let abandoned = self.abandoned.take();
         // sqlx rolls the whole transaction back when this fails or is dropped, and further statements would be on their own.
-        let (store, connection) = held.parts();
-        store.savepoint(connection).await?;
+        if let Err(error) = held.set_savepoint(abandoned).await {
+            drop(held);
+            return Err(self.lost(error));
+        }
         let mark = Mark { written: self.written.len(), depth: held.depth() };
         self.own = held.keep();
         Ok(mark)
@@ -90,7 +93,10 @@ impl<S: WriteStore> Transaction<S> {
     pub(super) async fn undo_savepoint(&mut self, mark: Mark) -> Result<(), store::Error> {
         let mut held = self.hold()?;
         let (store, connection) = held.parts();
-        store.undo_savepoint(connection, mark.depth).await?;
+        if let Err(error) = store.undo_savepoint(connection, mark.depth).await {
+            drop(held);
+            return Err(self.lost(error));
+        }
         self.own = held.keep();
         self.ended_with(mark);
         self.forget_since(mark);
@@ -101,6 +107,17 @@ impl<S: WriteStore> Transaction<S> {
     pub(super) fn hold(&mut self) -> Result<Held<S>, store::Error> {
         let own = self.own.take().ok_or_else(ended)?;
         Ok(Held::new(self.outbox.clone(), own))
+    }
+
+    /// Takes note of how the transaction has ended. What may have been committed is left to the poller.
+    fn lost(&mut self, error: CommitError) -> store::Error {
+        if matches!(error, CommitError::Unknown(_)) {
+            self.perhaps_committed = true;
+            if !self.written.is_empty() {
+                drop(self.take_receipt());
+            }
+        }
+        error.into_cause()
     }
 
     /// Has the savepoint undone before the next statement.
@@ -125,6 +142,7 @@ impl<S: WriteStore> Transaction<S> {
     fn forget_since(&mut self, mark: Mark) {
         self.inserted_last = false;
         let undone = self.written.split_off(mark.written.min(self.written.len()));
+        self.inserts.retain(|first| *first < mark.written);
         self.outbox.0.after.ended(Ending::RolledBack, &undone);
     }
 }
@@ -153,6 +171,12 @@ impl<S: WriteStore> Held<S> {
         self.own.take()
     }
 
+    async fn set_savepoint(&mut self, abandoned: Option<usize>) -> Result<(), CommitError> {
+        self.end_abandoned(abandoned).await?;
+        let (store, connection) = self.parts();
+        store.savepoint(connection).await
+    }
+
     async fn end_abandoned(&mut self, depth: Option<usize>) -> Result<(), CommitError> {
         let (store, connection) = self.parts();
         match depth {
@@ -161,11 +185,20 @@ impl<S: WriteStore> Held<S> {
         }
     }
 
-    pub(super) async fn commit(mut self, abandoned: Option<usize>, inserted_last: bool) -> Result<(), CommitError> {
+    /// Commits, and says whether the rows are there, of which these are the first of each insert. Nobody had the connection since
+    /// the only one, if there are none.
+    pub(super) async fn commit(
+        mut self,
+        abandoned: Option<usize>,
+        lent: Option<&[&NewRow]>,
+    ) -> Result<bool, CommitError> {
         self.end_abandoned(abandoned).await?;
         let store = &self.outbox.0.store;
         let own = self.own.take().expect("it is held until it is kept");
-        if inserted_last { store.commit_inserted(own).await } else { store.commit(own).await }
+        match lent {
+            Some(rows) => store.commit_lent(own, rows).await,
+            None => store.commit_inserted(own).await.map(|()| true),
+        }
     }
 }
 
@@ -191,7 +224,8 @@ impl<S: WriteStore> Savepoint<'_, S> {
     /// Undoes what was done in it. The transaction around it goes on.
     ///
     /// # Errors
-    /// When the database did not confirm it. The transaction has then ended, rolled back.
+    /// When the database did not confirm it. The transaction has then ended, rolled back; unless it had ended before, by a
+    /// statement of your own.
     pub async fn rollback(mut self) -> Result<(), store::Error> {
         self.tx.undo_savepoint(self.mark).await?;
         self.ended = true;

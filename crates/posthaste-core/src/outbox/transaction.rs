@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::after::AfterWrite;
 use super::savepoint::Held;
 use super::{Outbox, Receipt, WriteError, collect, ids};
@@ -40,15 +42,27 @@ pub struct Transaction<S: WriteStore> {
     /// Nothing after the end, which a savepoint that fails is, too.
     pub(super) own: Option<S::OwnTx>,
     pub(super) written: Vec<NewRow>,
+    /// Where in it the rows of each insert begin.
+    pub(super) inserts: SmallVec<[usize; 4]>,
     /// How deep the outermost savepoint was that was dropped and has not been ended since.
     pub(super) abandoned: Option<usize>,
     /// Whether all that was written was written by one insert, which went well, and nobody had the connection since.
     pub(super) inserted_last: bool,
+    /// Whether it had ended before its time, and nobody knows how.
+    pub(super) perhaps_committed: bool,
 }
 
 impl<S: WriteStore> Transaction<S> {
     pub(super) fn new(outbox: Outbox<S>, own: S::OwnTx) -> Self {
-        Self { outbox, own: Some(own), written: Vec::new(), abandoned: None, inserted_last: false }
+        Self {
+            outbox,
+            own: Some(own),
+            written: Vec::new(),
+            inserts: SmallVec::new(),
+            abandoned: None,
+            inserted_last: false,
+            perhaps_committed: false,
+        }
     }
 
     /// Writes an event: a built one, its builder, or a typed one. Gives its id, unless a hook took the event away.
@@ -123,6 +137,9 @@ impl<S: WriteStore> Transaction<S> {
                 // whether the first was in the same transaction.
                 self.inserted_last = if rows.is_empty() { inserted_last } else { first };
                 let ids = ids(&rows);
+                if !rows.is_empty() {
+                    self.inserts.push(self.written.len());
+                }
                 self.written.extend(rows);
                 Ok(ids)
             }
@@ -162,18 +179,29 @@ impl<S: WriteStore> Transaction<S> {
     /// # Cancellation
     /// Safe: a commit that was begun goes on to its end, and so does what follows it.
     pub async fn commit(mut self) -> Result<(), CommitError> {
-        let held = self.hold().map_err(CommitError::NotCommitted)?;
+        let perhaps = self.perhaps_committed;
+        let ended = |error| if perhaps { CommitError::Unknown(error) } else { CommitError::NotCommitted(error) };
+        let held = self.hold().map_err(ended)?;
         let receipt = self.take_receipt();
         let (abandoned, inserted_last) = (self.abandoned.take(), self.inserted_last);
+        let inserts = std::mem::take(&mut self.inserts);
         let commit = async move {
             kill_point!("commit.before");
-            let committed = held.commit(abandoned, inserted_last).await;
+            let committed = if inserted_last {
+                held.commit(abandoned, None).await
+            } else {
+                let rows = receipt.rows_to_insert();
+                let firsts: Vec<_> = inserts.iter().filter_map(|first| rows.get(*first)).collect();
+                held.commit(abandoned, Some(&firsts)).await
+            };
             match &committed {
-                Ok(()) => receipt.dispatch(),
+                Ok(true) => receipt.dispatch(),
+                // The poller sees which of them are there.
+                Ok(false) => receipt.nested().dispatch(),
                 Err(CommitError::NotCommitted(_)) => receipt.rolled_back(),
                 Err(CommitError::Unknown(_)) => drop(receipt),
             }
-            committed
+            committed.map(drop)
         };
         finish(&self.outbox.0.tasks, commit).await
     }

@@ -223,13 +223,13 @@ impl Fault {
 }
 
 impl<S: WriteStore> Faulty<S> {
-    async fn meddle_with_commit<F>(
+    async fn meddle_with_commit<F, T: Send>(
         &self,
         tx: S::OwnTx,
         commit: impl FnOnce(S::OwnTx) -> F + Send,
-    ) -> Result<(), CommitError>
+    ) -> Result<T, CommitError>
     where
-        F: Future<Output = Result<(), CommitError>> + Send,
+        F: Future<Output = Result<T, CommitError>> + Send,
     {
         match self.faults.noted(Call::Commit, &[]) {
             None => commit(tx).await,
@@ -271,8 +271,16 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.faults.meddle(Call::Insert, &[], self.inner.insert(connection, rows)).await
     }
 
+    async fn insert_into(&self, tx: &mut S::Tx<'_>, rows: &[NewRow]) -> Result<(), Error> {
+        self.faults.meddle(Call::Insert, &[], self.inner.insert_into(tx, rows)).await
+    }
+
     async fn commit(&self, tx: S::OwnTx) -> Result<(), CommitError> {
         self.meddle_with_commit(tx, |tx| self.inner.commit(tx)).await
+    }
+
+    async fn commit_lent(&self, tx: S::OwnTx, rows: &[&NewRow]) -> Result<bool, CommitError> {
+        self.meddle_with_commit(tx, |tx| self.inner.commit_lent(tx, rows)).await
     }
 
     async fn commit_inserted(&self, tx: S::OwnTx) -> Result<(), CommitError> {
@@ -287,7 +295,7 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.inner.depth(connection)
     }
 
-    async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), Error> {
+    async fn savepoint(&self, connection: &mut Self::Connection) -> Result<(), CommitError> {
         self.inner.savepoint(connection).await
     }
 
@@ -295,7 +303,7 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.inner.release_savepoint(connection, depth).await
     }
 
-    async fn undo_savepoint(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), Error> {
+    async fn undo_savepoint(&self, connection: &mut Self::Connection, depth: usize) -> Result<(), CommitError> {
         self.inner.undo_savepoint(connection, depth).await
     }
 

@@ -2,6 +2,7 @@
 
 use posthaste_core::memory::MemoryTx;
 use posthaste_core::store::WriteStore;
+#[cfg(feature = "testing")]
 use posthaste_core::testing::{Call, Fault, Faulty};
 use posthaste_core::{Delivery, Event, MemoryStore, Options, Outbox, Timestamp};
 
@@ -73,6 +74,7 @@ async fn a_receipt_that_is_dropped_does_not_make_the_keeper_forget_another() {
 }
 
 /// What was written in a savepoint is given back once, but not given up when the database does not answer just then.
+#[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_lease_of_a_savepoint_is_given_back_after_an_error() {
     let table = MemoryStore::new();

@@ -116,6 +116,20 @@ async fn whatever_comes_next_is_refused() {
     }
 }
 
+/// A statement that was there before, and waited for the one with which SQLite has rolled back, is refused, too.
+#[tokio::test]
+async fn statements_at_the_same_time() {
+    let till = Till::open().await;
+    let tx = till.outbox.begin_on(&till.one).await.unwrap();
+    let loses = "INSERT OR ROLLBACK INTO orders VALUES (1, 0)";
+    let [one, other] = ["INSERT INTO orders VALUES (3, 0)", "INSERT INTO orders VALUES (4, 0)"];
+    let (lost, one, other) =
+        tokio::join!(tx.execute_unprepared(loses), tx.execute_unprepared(one), tx.execute_unprepared(other));
+    assert!(lost.is_err() && one.is_err() && other.is_err(), "{lost:?}, {one:?}, {other:?}");
+    tx.commit().await.unwrap_err();
+    till.assert_sound("commit").await;
+}
+
 /// Statements on `&tx` are refused right after it, and go on after an error that leaves the transaction open.
 #[tokio::test]
 async fn statements_right_after() {

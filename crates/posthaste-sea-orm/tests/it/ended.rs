@@ -3,6 +3,7 @@
 use std::slice::from_ref;
 
 use posthaste_conformance::testing::{event, told};
+use posthaste_conformance::{Fixture, PgFixture};
 use posthaste_core::CommitError;
 use posthaste_core::listener::Path;
 use posthaste_sea_orm::OutboxExt;
@@ -57,6 +58,93 @@ async fn rolled_back_by_a_statement<F: Sea>() {
     // PostgreSQL does not say how it has ended.
     let step = if F::TELLS { "unknown" } else { "rollback" };
     assert_eq!((shop.witness.told(), shop.rows().await), (vec![told(step, from_ref(&undone))], 0));
+    shop.close().await;
+}
+
+/// On PostgreSQL the other one is committed. What was written in it is delivered, and nothing else.
+#[tokio::test]
+async fn replaced_by_a_statement_on_postgres() {
+    let mut shop = Shop::<PgFixture>::open().await;
+    for (statement, next) in [
+        ("ROLLBACK; BEGIN", "commit"),
+        ("ROLLBACK; BEGIN", "write"),
+        ("ROLLBACK; BEGIN", "write, place"),
+        ("ROLLBACK AND CHAIN", "place"),
+        ("COMMIT; BEGIN", "write, place"),
+    ] {
+        let [before, after] = ["Before", "After"].map(event);
+        let mut tx = shop.outbox.begin_on(&shop.db).await.unwrap();
+        tx.write(&before).await.unwrap();
+        tx.execute_unprepared(statement).await.unwrap();
+        if next.starts_with("write") {
+            tx.write(&after).await.unwrap();
+        }
+        if next.ends_with("place") {
+            tx.execute_unprepared("UPDATE orders SET total = 0").await.unwrap();
+        }
+        tx.commit().await.unwrap();
+        let (committed, written) = (statement.starts_with("COMMIT"), next.starts_with("write"));
+        let mut expected: Vec<_> = [(committed, before), (written, after)].into_iter().filter(|(it, _)| *it).collect();
+        for _ in 0..expected.len() {
+            let delivered = shop.inbox.next().await;
+            expected.retain(|(_, event)| event.id() != delivered.id());
+        }
+        assert!(expected.is_empty(), "{statement}, {next}: {expected:?}");
+        shop.fixture.assert_no_open_transaction().await;
+    }
+    assert_eq!(shop.rows().await, 4);
+    shop.close().await;
+}
+
+/// The others refuse it.
+mod unlike_postgres {
+    use super::{ended_without_an_event, replaced_by_a_statement};
+
+    mod sqlite {
+        crate::tests!(posthaste_conformance::SqliteFixture: replaced_by_a_statement, ended_without_an_event);
+    }
+    mod mariadb {
+        crate::tests!(posthaste_conformance::MariaDbFixture: replaced_by_a_statement, ended_without_an_event);
+    }
+}
+
+/// What was written in one that is gone is not delivered, and what is in the one that a statement has begun in its place is not
+/// committed.
+async fn replaced_by_a_statement<F: Sea>() {
+    let shop = Shop::<F>::open().await;
+    for next in ["commit", "write", "place"] {
+        let undone = event("Undone");
+        let mut tx = shop.outbox.begin_on(&shop.db).await.unwrap();
+        tx.write(&undone).await.unwrap();
+        tx.execute_unprepared("ROLLBACK; BEGIN").await.unwrap();
+        match next {
+            "write" => drop(tx.write(event("After")).await),
+            "place" => place(&tx, 1).await,
+            _ => {}
+        }
+        let error = tx.commit().await.unwrap_err();
+        assert!(matches!(error, CommitError::NotCommitted(_)), "{next}: {error:?}");
+        assert_eq!(shop.witness.told()[0].0, "rollback", "{next}");
+        assert_eq!((shop.rows().await, placed(&shop.db).await), (0, vec![]), "{next}");
+        shop.fixture.assert_no_open_transaction().await;
+    }
+    shop.close().await;
+}
+
+/// Without an event that is there, or is not, nobody knows whether a statement has committed it.
+async fn ended_without_an_event<F: Sea>() {
+    let shop = Shop::<F>::open().await;
+    for (id, next) in ["commit", "write"].into_iter().enumerate() {
+        let mut tx = shop.outbox.begin_on(&shop.db).await.unwrap();
+        place(&tx, id as i64).await;
+        tx.execute_unprepared("COMMIT").await.unwrap();
+        if next == "write" {
+            tx.write(event("Refused")).await.unwrap_err();
+        }
+        let error = tx.commit().await.unwrap_err();
+        assert!(matches!(error, CommitError::Unknown(_)), "{next}: {error:?}");
+        assert_eq!(placed(&shop.db).await.len(), id + 1, "{next}");
+    }
     shop.close().await;
 }
 

@@ -371,13 +371,13 @@ pub(super) const INSERT_ONE_LEASED: &str = insert_one_plain!(", locked_at, locke
 
 /// Rows for drivers that bind texts, bytes and numbers, and nothing else. Says whether it happened in a savepoint: the rows of a
 /// savepoint are of another transaction than the one around it. Partitions do not tell of which one a new row is, and to ask
-/// them for it is refused; rows of a plain table have the number of that table.
+/// them for it is refused; rows of a plain table have the number of that table. Says, too, which transaction it is.
 pub(super) const INSERT_VALUES: &str = concat!(
     "WITH written AS (",
     insert_into!(),
     "VALUES {rows} RETURNING CASE WHEN tableoid = '{table}'::regclass THEN xmin END AS written_by) \
      SELECT coalesce(bool_or(written_by::text::bigint <> (txid_current() & 4294967295)), true) AS nested, \
-     count(written_by) > 0 AS known FROM written"
+     count(written_by) > 0 AS known, txid_current() AS txid FROM written"
 );
 
 /// How many parameters one of them has.

@@ -73,6 +73,13 @@ impl PgStore {
         PgTransactionManager::begin(&mut tx, None).await?;
         Ok(tx)
     }
+
+    /// What it means for the transaction around it that a savepoint could not be set, undone or ended.
+    fn lost(&self, error: sqlx::Error) -> CommitError {
+        let code = error.as_database_error().and_then(DatabaseError::code);
+        let gone = code.is_some_and(|code| NO_SAVEPOINT.contains(&&*code));
+        savepoint::lost(gone, self.fault(error))
+    }
 }
 
 impl WriteStore for PgStore {
@@ -136,8 +143,12 @@ impl WriteStore for PgStore {
         PgTransactionManager::get_transaction_depth(connection)
     }
 
-    async fn savepoint(&self, connection: &mut PgConnection) -> Result<(), Error> {
-        PgTransactionManager::begin(connection, None).await.map_err(|error| self.fault(error))
+    async fn savepoint(&self, connection: &mut PgConnection) -> Result<(), CommitError> {
+        // sqlx would begin another transaction.
+        if self.depth(connection) == 0 {
+            return Err(CommitError::NotCommitted(savepoint::ended()));
+        }
+        PgTransactionManager::begin(connection, None).await.map_err(|error| self.lost(error))
     }
 
     async fn release_savepoint(&self, connection: &mut PgConnection, depth: usize) -> Result<(), Error> {
@@ -145,13 +156,13 @@ impl WriteStore for PgStore {
         PgTransactionManager::commit(connection).await.map_err(|error| self.fault(error))
     }
 
-    async fn undo_savepoint(&self, connection: &mut PgConnection, depth: usize) -> Result<(), Error> {
-        savepoint::expect(self.depth(connection), depth)?;
+    async fn undo_savepoint(&self, connection: &mut PgConnection, depth: usize) -> Result<(), CommitError> {
+        savepoint::expect(self.depth(connection), depth).map_err(CommitError::NotCommitted)?;
         let undone = async {
             PgTransactionManager::rollback(connection).await?;
             sqlx::raw_sql(savepoint::release(depth)).execute(connection).await
         };
-        undone.await.map(drop).map_err(|error| self.fault(error))
+        undone.await.map(drop).map_err(|error| self.lost(error))
     }
 
     fn abandon_savepoint(&self, connection: &mut PgConnection) {
@@ -161,11 +172,7 @@ impl WriteStore for PgStore {
     async fn end_abandoned(&self, connection: &mut PgConnection, depth: usize) -> Result<(), CommitError> {
         savepoint::expect_abandoned(self.depth(connection), depth).map_err(CommitError::NotCommitted)?;
         let ended = sqlx::raw_sql(savepoint::release(depth)).execute(connection).await;
-        ended.map(drop).map_err(|error| {
-            let code = error.as_database_error().and_then(DatabaseError::code);
-            let gone = code.is_some_and(|code| NO_SAVEPOINT.contains(&&*code));
-            savepoint::lost(gone, self.fault(error))
-        })
+        ended.map(drop).map_err(|error| self.lost(error))
     }
 
     fn abandon_all(&self, connection: &mut PgConnection) {

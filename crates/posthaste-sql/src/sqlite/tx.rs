@@ -65,9 +65,29 @@ impl WriteStore for SqliteStore {
         self.insert_rows(connection, rows).await
     }
 
+    /// Asks first: a row that is stored on its own, for however short a time, may be delivered by whoever polls, who has to wait
+    /// for nobody's turn.
+    async fn insert_into(&self, tx: &mut Self::Tx<'_>, rows: &[NewRow]) -> Result<(), Error> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.expect_open(tx).await?;
+        self.insert_rows(tx, rows).await
+    }
+
     async fn commit(&self, mut tx: SqliteTx) -> Result<(), CommitError> {
         self.caught_up(&mut tx).await.map_err(CommitError::NotCommitted)?;
         self.commit_inserted(tx).await
+    }
+
+    /// Looks for the rows, which costs no more than to catch up: another transaction may be open in place of the one that was
+    /// begun, or a savepoint undone of which nobody knew.
+    async fn commit_lent(&self, mut tx: SqliteTx, rows: &[&NewRow]) -> Result<bool, CommitError> {
+        if rows.is_empty() {
+            return self.commit(tx).await.map(|()| true);
+        }
+        let all_there = self.are_there(&mut tx, rows).await.map_err(CommitError::NotCommitted)?;
+        self.commit_inserted(tx).await.map(|()| all_there)
     }
 
     async fn commit_inserted(&self, tx: SqliteTx) -> Result<(), CommitError> {
@@ -93,10 +113,15 @@ impl WriteStore for SqliteStore {
         SqliteTransactionManager::get_transaction_depth(connection)
     }
 
-    async fn savepoint(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+    async fn savepoint(&self, connection: &mut SqliteConnection) -> Result<(), CommitError> {
         // Outside of a transaction, as one that SQLite has ended, a savepoint would begin another.
-        self.expect_open(connection).await?;
-        SqliteTransactionManager::begin(connection, None).await.map_err(|error| self.fault(error))
+        match self.is_open(connection).await {
+            Ok(true) => {}
+            Ok(false) if self.depth(connection) == 0 => return Err(CommitError::NotCommitted(savepoint::ended())),
+            Ok(false) => return Err(CommitError::Unknown(ended())),
+            Err(error) => return Err(CommitError::NotCommitted(error)),
+        }
+        SqliteTransactionManager::begin(connection, None).await.map_err(|error| self.lost(error))
     }
 
     async fn release_savepoint(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), Error> {
@@ -105,14 +130,14 @@ impl WriteStore for SqliteStore {
         SqliteTransactionManager::commit(connection).await.map_err(|error| self.fault(error))
     }
 
-    async fn undo_savepoint(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), Error> {
-        self.caught_up(connection).await?;
-        savepoint::expect(self.depth(connection), depth)?;
+    async fn undo_savepoint(&self, connection: &mut SqliteConnection, depth: usize) -> Result<(), CommitError> {
+        self.caught_up(connection).await.map_err(CommitError::NotCommitted)?;
+        savepoint::expect(self.depth(connection), depth).map_err(CommitError::NotCommitted)?;
         let undone = async {
             SqliteTransactionManager::rollback(connection).await?;
             sqlx::raw_sql(savepoint::release(depth)).execute(connection).await
         };
-        undone.await.map(drop).map_err(|error| self.fault(error))
+        undone.await.map(drop).map_err(|error| self.lost(error))
     }
 
     fn abandon_savepoint(&self, connection: &mut SqliteConnection) {
@@ -123,7 +148,7 @@ impl WriteStore for SqliteStore {
         self.caught_up(connection).await.map_err(CommitError::NotCommitted)?;
         savepoint::expect_abandoned(self.depth(connection), depth).map_err(CommitError::NotCommitted)?;
         let ended = sqlx::raw_sql(savepoint::release(depth)).execute(connection).await;
-        ended.map(drop).map_err(|error| savepoint::lost(fault::is_no_savepoint(&error), self.fault(error)))
+        ended.map(drop).map_err(|error| self.lost(error))
     }
 
     /// Once more than needed: sqlx passes over one of them after an end that was cut off, and over all beyond the last.
@@ -138,11 +163,20 @@ impl SqliteStore {
     /// Fails where no transaction is open, also if sqlx counts one: SQLite ends it by itself after some errors, and sqlx when a
     /// savepoint is cut off. What is written then would be stored on its own.
     pub(super) async fn expect_open(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        if self.is_open(connection).await? { Ok(()) } else { Err(ended()) }
+    }
+
+    async fn is_open(&self, connection: &mut SqliteConnection) -> Result<bool, Error> {
         match sqlx::raw_sql(sql::ASK).execute(connection).await {
-            Ok(_) => Err(ended()),
-            Err(error) if fault::is_within_a_transaction(&error) => Ok(()),
+            Ok(_) => Ok(false),
+            Err(error) if fault::is_within_a_transaction(&error) => Ok(true),
             Err(error) => Err(self.fault(error)),
         }
+    }
+
+    /// What it means for the transaction around it that a savepoint could not be set, undone or ended.
+    fn lost(&self, error: sqlx::Error) -> CommitError {
+        savepoint::lost(fault::is_no_savepoint(&error), self.fault(error))
     }
 
     /// Waits until the connection has done what sqlx has begun on it by itself, so that its depth is what it will be.

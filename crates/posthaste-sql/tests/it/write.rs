@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use posthaste_core::store::{AdminStore, CommitError, Error, Lease, NewRow, RelayStore, WriteStore};
-use posthaste_core::{Event, EventId, Outbox};
+use posthaste_core::{Delivery, Event, EventId, Options, Outbox};
 use sqlx::Connection;
 
 use crate::support::{Database, claim, claim_of, event, ids, unleased, write};
@@ -289,6 +289,67 @@ async fn a_transaction_that_sqlite_has_ended_takes_no_events() {
     assert_eq!(store.counts().await.unwrap().total(), 1);
     write(&store, [event("another")]).await;
     assert_eq!(store.counts().await.unwrap().total(), 2);
+}
+
+/// Not even for a moment: whoever polls might deliver it.
+#[tokio::test]
+async fn an_event_is_not_stored_outside_of_somebody_elses_transaction() {
+    let database = Database::new();
+    let store = database.store().await;
+    write(&store, [event("taken")]).await;
+    let noted = "CREATE TABLE noted (id TEXT); \
+                 CREATE TRIGGER note AFTER INSERT ON outbox_event BEGIN INSERT INTO noted VALUES (NEW.event_id); END";
+    sqlx::raw_sql(noted).execute(store.pool()).await.unwrap();
+    let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+    for events in [1, 3, 3, 3, 1000] {
+        let mut tx = store.pool().begin().await.unwrap();
+        let insert = "INSERT OR ROLLBACK INTO outbox_event (event_id, event_type) VALUES ('taken', 'X')";
+        sqlx::query(insert).execute(&mut *tx).await.unwrap_err();
+        let written = outbox.write_all(&mut tx, (0..events).map(|_| Event::of_json("Lonely", "{}"))).await;
+        assert!(format!("{:?}", written.unwrap_err()).contains("the transaction has ended"));
+        drop(tx);
+        let noted: i64 = sqlx::query_scalar("SELECT count(*) FROM noted").fetch_one(store.pool()).await.unwrap();
+        assert_eq!((noted, store.counts().await.unwrap().total()), (0, 1), "{events} events");
+    }
+}
+
+/// What was rolled back by a statement of the user's is not delivered, although what came after it is committed.
+#[tokio::test]
+async fn a_statement_that_undoes_an_event() {
+    let database = Database::new();
+    let store = database.store().await;
+    for (undo, after) in [
+        ("ROLLBACK; BEGIN", false),
+        ("ROLLBACK; BEGIN", true),
+        ("ROLLBACK TO mine", false),
+        ("ROLLBACK TO mine; RELEASE mine", true),
+        ("COMMIT; BEGIN", true),
+    ] {
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let listener = move |event: Delivery| {
+            tell.send((event.id().to_string(), event.path())).unwrap();
+            async {}
+        };
+        let options = Options { poll_interval: Duration::from_secs(3600), workers: 1, ..Options::default() };
+        let builder = Outbox::builder(store.clone()).options(options).listen_all(listener);
+        let outbox = builder.start().await.unwrap();
+        let mut tx = outbox.begin().await.unwrap();
+        sqlx::raw_sql("SAVEPOINT mine").execute(&mut *tx).await.unwrap();
+        let before = tx.write(Event::of_json("Before", "{}")).await.unwrap().unwrap();
+        sqlx::raw_sql(undo).execute(&mut *tx).await.unwrap();
+        let mut stored = if undo.starts_with("COMMIT") { vec![before.to_string()] } else { vec![] };
+        if after {
+            stored.push(tx.write(Event::of_json("After", "{}")).await.unwrap().unwrap().to_string());
+        }
+        sqlx::raw_sql("SELECT 1").execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+        for id in &stored {
+            assert_eq!(told.recv().await.unwrap().0, *id, "{undo}");
+        }
+        assert!(outbox.shutdown().await.is_clean());
+        assert_eq!(told.try_recv().ok(), None, "{undo}, {after}");
+    }
+    assert_eq!(store.counts().await.unwrap().done, 4);
 }
 
 #[tokio::test]

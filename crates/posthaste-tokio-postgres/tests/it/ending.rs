@@ -59,6 +59,48 @@ async fn case_10_nothing_survives() {
     inbox.assert_empty();
 }
 
+/// A statement of the user's has begun another one in its place. That one is committed; what was rolled back is not delivered.
+#[tokio::test]
+async fn replaced_by_a_statement() {
+    let database = Database::new().await;
+    let (outbox, _witness, mut inbox) = database.outbox().await;
+    let mut client = database.client().await;
+    for (round, (statement, next)) in [
+        ("ROLLBACK; BEGIN", "commit"),
+        ("ROLLBACK; BEGIN", "write"),
+        ("ROLLBACK; BEGIN", "write, statement"),
+        ("ROLLBACK AND CHAIN", "statement"),
+        ("COMMIT; BEGIN", "write, statement"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let [before, after] = ["before", "after"].map(|when| format!("{when} {round}"));
+        let mut tx = outbox.begin_on(&mut client).await.unwrap();
+        tx.write(event(&before)).await.unwrap();
+        tx.batch_execute(statement).await.unwrap();
+        if next.starts_with("write") {
+            tx.write(event(&after)).await.unwrap();
+        }
+        if next.ends_with("statement") {
+            tx.batch_execute("CREATE TEMPORARY TABLE scratch (id INTEGER) ON COMMIT DROP").await.unwrap();
+        }
+        tx.commit().await.unwrap();
+        let (committed, written) = (statement.starts_with("COMMIT"), next.starts_with("write"));
+        let expected = [(committed, before), (written, after)].into_iter().filter(|(it, _)| *it).map(|(_, id)| id);
+        let mut expected: Vec<_> = expected.collect();
+        for _ in 0..expected.len() {
+            let (arrived, _) = inbox.arrival().await;
+            expected.retain(|id| *id != arrived);
+        }
+        assert_eq!(expected, [""; 0], "{statement}, {next}");
+        assert_outside(&client).await;
+    }
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(database.rows().await, 4);
+}
+
 /// A connection that was known to be lost before the commit: the commit was not even sent.
 #[tokio::test]
 async fn case_10_commit_on_a_closed_connection() {

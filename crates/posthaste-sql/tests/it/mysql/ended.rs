@@ -4,7 +4,7 @@ use posthaste_core::store::{AdminStore, CommitError, Error, WriteStore};
 use posthaste_core::{EventId, Outbox};
 use posthaste_sql::MySqlStore;
 use sqlx::mysql::MySqlConnection;
-use sqlx::{Connection, Executor};
+use sqlx::{AssertSqlSafe, Connection, Executor};
 
 use super::{Database, execute, pool};
 use crate::support::{claim, event, ids, unleased, write};
@@ -92,8 +92,9 @@ async fn a_transaction_that_began_by_itself_is_not_taken_for_it() {
         if after {
             tx.write(event("after")).await.unwrap();
         }
+        // What was written in the other one does not tell how the first has ended.
         let error = tx.commit().await.unwrap_err();
-        assert!(matches!(error, CommitError::NotCommitted(_)), "{before}, {after}: {error:?}");
+        assert_eq!(matches!(error, CommitError::NotCommitted(_)), before, "{before}, {after}: {error:?}");
     }
     assert_eq!(ids(&claim(&store, 10).await.1), ["1"]);
     without.close().await;
@@ -114,13 +115,60 @@ async fn a_statement_that_commits_by_itself() {
     let CommitError::Unknown(cause) = error else { panic!("{error:?}") };
     assert!(refused(cause).starts_with("the transaction had been committed before"));
 
-    // If there was nothing before it, nothing was committed.
+    // If there was no event before it, nobody knows what was committed.
     let mut tx = outbox.begin().await.unwrap();
     tx.execute("DROP TABLE another").await.unwrap();
     tx.write(event("refused")).await.unwrap_err();
     let error = tx.commit().await.unwrap_err();
-    assert!(matches!(error, CommitError::NotCommitted(_)), "{error:?}");
+    assert!(matches!(error, CommitError::Unknown(_)), "{error:?}");
     assert_eq!(ids(&claim(&store, 10).await.1), ["committed"]);
+}
+
+/// That no event is there does not show that nothing was committed, unless one was written that must be.
+#[tokio::test]
+async fn nobody_knows_how_it_has_ended() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    execute(&store, "CREATE TABLE business (id INT PRIMARY KEY)").await;
+    let deleting = store.clone().deleting_done();
+    for (id, events) in ["none", "undone", "delivered and deleted"].into_iter().enumerate() {
+        let used = if events == "delivered and deleted" { &deleting } else { &store };
+        let outbox = Outbox::writer_only(used.clone()).start().await.unwrap();
+        let mut tx = outbox.begin().await.unwrap();
+        tx.execute(AssertSqlSafe(format!("INSERT INTO business VALUES ({id})"))).await.unwrap();
+        match events {
+            "undone" => {
+                let mut savepoint = tx.savepoint().await.unwrap();
+                savepoint.write(event("undone")).await.unwrap();
+                savepoint.rollback().await.unwrap();
+            }
+            "delivered and deleted" => drop(tx.write(event("delivered")).await.unwrap()),
+            _ => {}
+        }
+        tx.execute("COMMIT").await.unwrap();
+        execute(&store, "DELETE FROM outbox_event").await;
+        let error = tx.commit().await.unwrap_err();
+        assert!(matches!(error, CommitError::Unknown(_)), "{events}: {error:?}");
+        let there: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM business").fetch_one(store.pool()).await.unwrap();
+        assert_eq!(there, i64::try_from(id).unwrap() + 1, "{events}");
+    }
+}
+
+/// One that is begun in place of the first before the only event has that event, and is committed with it.
+#[tokio::test]
+async fn a_statement_that_begins_another_before_the_event() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    execute(&store, "CREATE TABLE business (id INT PRIMARY KEY)").await;
+    let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    tx.execute("INSERT INTO business VALUES (1)").await.unwrap();
+    sqlx::raw_sql("ROLLBACK; BEGIN").execute(&mut *tx).await.unwrap();
+    tx.execute("INSERT INTO business VALUES (2)").await.unwrap();
+    tx.write(event("with 2")).await.unwrap();
+    tx.commit().await.unwrap();
+    let there: Vec<i32> = sqlx::query_scalar("SELECT id FROM business").fetch_all(store.pool()).await.unwrap();
+    assert_eq!((there, ids(&claim(&store, 10).await.1)), (vec![2], vec!["with 2"]));
 }
 
 /// What is in another transaction, which somebody has begun in the place of the first, is not committed with it.

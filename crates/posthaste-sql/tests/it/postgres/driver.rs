@@ -12,6 +12,16 @@ use crate::support::{event, ids, unleased};
 
 /// What the statement says of where the rows were written: nested, and known.
 async fn insert(store: &PgStore, connection: &mut PgConnection, rows: &[NewRow]) -> Result<(bool, bool), sqlx::Error> {
+    let (nested, known, _) = insert_telling(store, connection, rows).await?;
+    Ok((nested, known))
+}
+
+/// The same, and the number of the transaction.
+async fn insert_telling(
+    store: &PgStore,
+    connection: &mut PgConnection,
+    rows: &[NewRow],
+) -> Result<(bool, bool, i64), sqlx::Error> {
     let mut inserts = store.inserts(rows);
     let insert = inserts.pop().unwrap();
     assert!(inserts.is_empty(), "one statement was expected");
@@ -39,6 +49,25 @@ async fn an_insert_tells_whether_it_is_in_a_savepoint() {
     assert_eq!(insert(&store, &mut tx, &unleased([event("d"), event("e")])).await.unwrap(), (false, true));
     tx.commit().await.unwrap();
     assert_eq!(ids(&claim(&store, 10).await.1), ["a", "b", "c", "d", "e"]);
+}
+
+/// In a savepoint, too, it is the transaction around it.
+#[tokio::test]
+async fn an_insert_tells_which_transaction_it_is_in() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let mut tx = store.pool().begin().await.unwrap();
+    let (_, _, first) = insert_telling(&store, &mut tx, &unleased([event("a")])).await.unwrap();
+    let mut savepoint = tx.begin().await.unwrap();
+    let (_, _, second) = insert_telling(&store, &mut savepoint, &unleased([event("b")])).await.unwrap();
+    savepoint.commit().await.unwrap();
+    let open = "SELECT txid_current_if_assigned()";
+    let open: Option<i64> = sqlx::query_scalar(open).fetch_one(&mut *tx).await.unwrap();
+    assert_eq!((second, open), (first, Some(first)));
+    sqlx::raw_sql("ROLLBACK; BEGIN").execute(&mut *tx).await.unwrap();
+    let (_, _, third) = insert_telling(&store, &mut tx, &unleased([event("c")])).await.unwrap();
+    assert_ne!(third, first);
+    tx.commit().await.unwrap();
 }
 
 /// Partitions do not tell of which transaction a new row is, whatever the store was told of them.
