@@ -196,7 +196,7 @@ impl PublishError {
         self
     }
 
-    /// Says that nobody was asked: the publisher itself refused the message, which shows nothing of the other end.
+    /// Says that nobody was asked: the publisher itself refused the message or puts it off, which shows nothing of the other end.
     #[must_use]
     pub fn unasked(mut self) -> Self {
         self.unasked = true;
