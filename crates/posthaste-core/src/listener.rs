@@ -195,7 +195,7 @@ pub trait Listener: Send + Sync + 'static {
     /// The wait is no part of a time limit. A [`blocking`] call keeps its place until it ends, also when its time is over.
     ///
     /// Together with [`with_rate`](Self::with_rate), write this after it: then who has a turn has a place already, and begins. To
-    /// limit a [`FanOut`], put this around the whole, or those before the limit get the event again each time it is given back.
+    /// limit a [`FanOut`], put this around the whole, or those before the limit may get the event again when it was given back.
     ///
     /// ```
     /// use std::time::Duration;
@@ -223,7 +223,7 @@ pub trait Listener: Send + Sync + 'static {
     ///
     /// Together with [`with_concurrency`](Self::with_concurrency), write this before it. The other way round a turn that then
     /// finds no place is handed back and nothing is lost of it, but an event may wait for its place after its turn has begun. To
-    /// limit a [`FanOut`], put this around the whole, or those before the limit get the event again each time it is given back.
+    /// limit a [`FanOut`], put this around the whole, or those before the limit may get the event again when it was given back.
     ///
     /// ```
     /// use std::time::Duration;

@@ -77,8 +77,17 @@ fn no_topic_of_mqtt(address: &str) -> Option<&'static str> {
 }
 
 /// Of a URL the scheme and the host, since what follows may be secret, as may what is before the host. Anything else as it is.
+///
+/// Of HTTP it is a URL also without the slashes, or with more of them: who reads it finds the host behind them.
 pub(crate) fn brief(address: &str) -> Cow<'_, str> {
-    let Some((scheme, rest)) = address.split_once("://") else { return Cow::Borrowed(address) };
+    let of_http = address
+        .split_once(':')
+        .filter(|(scheme, _)| ["http", "https"].iter().any(|http| scheme.trim_start().eq_ignore_ascii_case(http)));
+    let (scheme, rest) = match (of_http, address.split_once("://")) {
+        (Some((scheme, rest)), _) => (scheme, rest.trim_start_matches(['/', '\\'])),
+        (None, Some((scheme, rest))) => (scheme, rest),
+        (None, None) => return Cow::Borrowed(address),
+    };
     let end = rest.find(['/', '?', '#', '\\']).unwrap_or(rest.len());
     let host = rest[..end].rsplit('@').next().unwrap_or_default();
     let more = if rest[end..].len() > 1 { "/…" } else { &rest[end..] };
@@ -159,8 +168,13 @@ mod tests {
             ("https://hooks.example/T0/secret", "https://hooks.example/…"),
             ("https://hooks.example?token=secret", "https://hooks.example/…"),
             ("https://me:se@cret@hooks.example:1/x", "https://hooks.example:1/…"),
+            ("https:///hooks.example/T0/secret", "https://hooks.example/…"),
+            ("HTTPS:/\\me:secret@hooks.example\\T0", "HTTPS://hooks.example/…"),
+            ("https:me:secret@hooks.example/T0/secret", "https://hooks.example/…"),
+            ("http:", "http://"),
             ("orders.{event_type}", "orders.{event_type}"),
             ("a/b", "a/b"),
+            ("orders:new:2", "orders:new:2"),
         ] {
             assert_eq!(brief(url), safe);
         }

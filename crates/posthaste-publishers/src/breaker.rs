@@ -1,6 +1,6 @@
 //! Keeps events from a destination that is away.
 
-mod turns;
+pub(crate) mod turns;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -271,11 +271,10 @@ fn later(pause: Duration) -> Verdict {
     Ok(Outcome::RetryAfter(pause))
 }
 
-/// Whether a result is of somebody who is there: what was refused was refused by them.
+/// Whether a result is of somebody who is there: what was refused or put off was so by them.
 fn shows_life(result: &Result<(), PublishError>) -> bool {
     match result {
         Ok(()) => true,
-        Err(error) if error.is_unasked() => false,
-        Err(error) => matches!(error.kind(), PublishErrorKind::Retryable | PublishErrorKind::Permanent),
+        Err(error) => !error.is_unasked() && error.kind() != PublishErrorKind::Outage,
     }
 }

@@ -18,7 +18,7 @@
 //! |---|---|
 //! | acknowledgement | All replicas in sync have the message (`acks=all`). How many these have to be is `min.insync.replicas` of the topic; whether it is on a disk is up to the broker. |
 //! | once or more | At least once. What the client itself repeats arrives once, since the producer is idempotent. A message whose time ran out in the client may have arrived; it is sent again, as a message of its own, with the same header `event-id`. The same goes for a process that died. |
-//! | order | Messages with the same key go to the same partition, and within a batch in their order, also when the client repeats some of them. What failed and is tried again later comes behind those that did not; so does what the broker refused together with others (see below), the first time that this happens with a topic. |
+//! | order | Messages with the same key go to the same partition, and within a batch in their order, also when the client repeats some of them. What failed and is tried again later comes behind those that did not; so does what the broker refused together with others (see below). |
 //! | batches | All messages of a batch are on their way at once, also of several batches at once. |
 //!
 //! # What a message looks like
@@ -32,7 +32,7 @@
 //! | error | kind |
 //! |---|---|
 //! | no broker answers | outage |
-//! | no leader, too few replicas in sync, no answer in time, while Kafka answers otherwise | put off: no attempt is used up, and the topic is left alone for a second, then longer each time, up to 30 s; if other partitions of the topic take something, only those keys are |
+//! | no leader, too few replicas in sync, no answer in time, while Kafka answers otherwise | put off: no attempt is used up, and the topic is left alone for a second, then longer each time, up to 30 s; if other partitions of the topic take something, only that one is. Then ten messages try it, and others wait for how that goes |
 //! | login refused, idempotent writes not allowed | outage: nothing at all is taken from us |
 //! | fatal error of the idempotent producer | outage: the next batch gets another producer, as it does after a timeout |
 //! | the queue of the client is full | waited for; an outage after the delivery timeout |
@@ -44,10 +44,12 @@
 //!
 //! A broker refuses a request as a whole when it is too large or a message in it is invalid. What was refused for that
 //! is sent again in smaller requests, down to one message in each, so that none is DEAD for what its neighbours are like. A
-//! topic that refused a request for its size gets smaller ones from then on.
+//! topic that refused a request for its size, and took the same messages in smaller ones, gets such for ten minutes, then larger
+//! ones again, step by step.
 
 mod error;
 mod options;
+mod partitions;
 mod producer;
 mod requests;
 
@@ -68,8 +70,9 @@ pub use options::{Compression, KafkaOptions, Mechanism, Sasl, Tls};
 use crate::breaker::Breaker;
 use crate::destination::Destination;
 use crate::envelope::Binding;
-use crate::pauses::Pauses;
+use crate::pauses::{Pauses, Round};
 use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher};
+use partitions::Partitions;
 use producer::{Producer, Report, deliver};
 use requests::{SIZES, Size, Sizes};
 
@@ -99,8 +102,10 @@ struct Inner {
     producers: Mutex<Producers>,
     /// Which topics take small requests only.
     sizes: Sizes,
-    /// Topics that are away, and keys of topics of which a part is.
+    /// Topics that are away, and partitions of topics of which a part is.
     pauses: Pauses,
+    /// How many partitions such topics have.
+    partitions: Partitions,
 }
 
 #[derive(Default)]
@@ -116,6 +121,8 @@ struct Producers {
 struct Batch<'a> {
     messages: &'a [Message],
     results: Vec<Option<Result<(), PublishError>>>,
+    /// What was refused for the size of its request.
+    too_large_together: HashSet<usize>,
     /// What had no answer, which may be the fault of its topic alone.
     doubtful: Vec<usize>,
     worn_out: Vec<(Size, Producer)>,
@@ -136,6 +143,7 @@ impl Kafka {
             producers: Mutex::default(),
             sizes: Sizes::default(),
             pauses: Pauses::default(),
+            partitions: Partitions::default(),
         }));
         // What is wrong with the configuration is found here.
         kafka.producer(Size::default()).map_err(Error::client)?;
@@ -201,7 +209,7 @@ impl Kafka {
     }
 
     /// Why a message is not even sent now.
-    fn not_sent(&self, message: &Message) -> Option<PublishError> {
+    fn not_sent(&self, message: &Message, ends: &mut Round<'_>) -> Option<PublishError> {
         if !is_topic(&message.to) {
             return Some(
                 PublishError::permanent(format!(
@@ -211,11 +219,41 @@ impl Kafka {
                 .unasked(),
             );
         }
-        let pauses = &self.0.pauses;
-        let part_of = || part(message).and_then(|part| pauses.left(&part));
-        let left = pauses.left(&message.to).or_else(part_of)?;
+        if ends.nobody_is_away() {
+            return None;
+        }
+        let entered = match self.part(message) {
+            Some(part) => ends.enter(&[&message.to, &part]),
+            None => ends.enter(&[&message.to]),
+        };
         let reason = format!("the topic {:?} had no answer, and is left alone for a while", message.to);
-        Some(PublishError::deferred(reason, left))
+        Some(PublishError::deferred(reason, entered.err()?).unasked())
+    }
+
+    /// What a message shares with others of its topic that go where it goes: the partition, or the key while it is not known
+    /// where that leads.
+    fn part(&self, message: &Message) -> Option<String> {
+        let (topic, key) = (&message.to, message.key.as_deref()?);
+        Some(match self.0.partitions.of(topic, key) {
+            Some(partition) => format!("{topic}\0{partition}"),
+            None => format!("{topic}\0\0{key}"),
+        })
+    }
+
+    /// Asks how many partitions topics have.
+    async fn learn_partitions(&self, topics: HashSet<&str>) {
+        let Ok(producer) = self.producer(Size::default()) else { return };
+        let (topics, until) = (topics.into_iter().map(str::to_owned).collect::<Vec<_>>(), Instant::now() + ANSWER);
+        let asked = tokio::task::spawn_blocking(move || {
+            let count = |topic: String| {
+                let left = until.checked_duration_since(Instant::now())?;
+                let answer = producer.client().fetch_metadata(Some(&topic), left).ok()?;
+                let partitions = answer.topics().iter().find(|known| known.name() == topic)?.partitions().len();
+                Some((topic, u32::try_from(partitions).ok()?))
+            };
+            topics.into_iter().map_while(count).collect::<Vec<_>>()
+        });
+        asked.await.into_iter().flatten().for_each(|(topic, count)| self.0.partitions.learn(topic, count));
     }
 
     /// Sends messages in requests of these sizes, and gives those back that are to be sent again in smaller ones.
@@ -244,10 +282,13 @@ impl Kafka {
                 && let Some(smaller) = size.smaller(&self.0.config, message.body.len())
             {
                 if error::is_about_size(refusal.code) {
-                    self.0.sizes.at_most(&message.to, smaller);
+                    batch.too_large_together.insert(place);
                 }
                 again.push((place, smaller));
                 continue;
+            }
+            if matches!(report, Some(Ok(()))) && batch.too_large_together.contains(&place) {
+                self.0.sizes.at_most(&message.to, size);
             }
             let (doubtful, worn_out) = match report {
                 Some(Ok(())) => (false, false),
@@ -266,22 +307,34 @@ impl Kafka {
     }
 
     /// Puts off what had no answer from its topic, if Kafka is there.
-    async fn put_off(&self, batch: &mut Batch<'_>) {
-        let arrived = batch.messages.iter().zip(&batch.results).filter(|(_, result)| matches!(result, Some(Ok(()))));
-        let arrived: Vec<&Message> = arrived.map(|(message, _)| message).collect();
-        let topics: HashSet<&str> = arrived.iter().map(|message| message.to.as_str()).collect();
-        if !self.0.pauses.is_empty() {
-            topics.iter().for_each(|topic| self.0.pauses.there(topic));
-            arrived.iter().filter_map(|message| part(message)).for_each(|part| self.0.pauses.there(&part));
+    async fn put_off(&self, batch: &mut Batch<'_>, ends: &mut Round<'_>) {
+        let messages = batch.messages;
+        if !ends.nobody_is_away() {
+            let is_answered = |result: &Option<Result<(), PublishError>>| match result {
+                Some(Ok(())) => true,
+                Some(Err(error)) => error.is_refusal(),
+                None => false,
+            };
+            for (message, _) in messages.iter().zip(&batch.results).filter(|(_, result)| is_answered(result)) {
+                ends.there(&message.to);
+                self.part(message).into_iter().for_each(|part| ends.there(&part));
+            }
         }
+        let arrived = messages.iter().zip(&batch.results).filter(|(_, result)| matches!(result, Some(Ok(()))));
+        let arrived: HashSet<&str> = arrived.map(|(message, _)| message.to.as_str()).collect();
         if batch.doubtful.is_empty() || (arrived.is_empty() && self.asked(ANSWER).await.is_err()) {
             return;
         }
+        let doubtful = batch.doubtful.iter().map(|place| messages[*place].to.as_str());
+        let in_part: HashSet<&str> = doubtful.filter(|topic| arrived.contains(topic)).collect();
+        if !in_part.is_empty() {
+            self.learn_partitions(in_part).await;
+        }
         for place in std::mem::take(&mut batch.doubtful) {
-            let message = &batch.messages[place];
-            let pause = match part(message) {
-                _ if !topics.contains(message.to.as_str()) => self.0.pauses.away(&message.to),
-                Some(part) => self.0.pauses.away(&part),
+            let message = &messages[place];
+            let pause = match self.part(message) {
+                _ if !arrived.contains(message.to.as_str()) => ends.away(&message.to),
+                Some(part) => ends.away(&part),
                 None => AGAIN,
             };
             if let Some(Err(error)) = batch.results[place].take() {
@@ -330,11 +383,6 @@ impl Kafka {
     }
 }
 
-/// What a message shares with others of its topic that go where it goes.
-fn part(message: &Message) -> Option<String> {
-    message.key.as_ref().map(|key| format!("{}\0{key}", message.to))
-}
-
 /// Whether Kafka takes that for the name of a topic.
 fn is_topic(name: &str) -> bool {
     let allowed = |sign: u8| sign.is_ascii_alphanumeric() || matches!(sign, b'.' | b'_' | b'-');
@@ -365,10 +413,12 @@ impl Publisher for Kafka {
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
         let begun_at = Instant::now();
         let (full_until, until) = (begun_at + self.0.options.timeout(), begun_at + self.longest());
-        let results: Vec<_> = messages.iter().map(|message| self.not_sent(message).map(Err)).collect();
+        let mut ends = self.0.pauses.round();
+        let results: Vec<_> = messages.iter().map(|message| self.not_sent(message, &mut ends).map(Err)).collect();
         let open = results.iter().enumerate().filter(|(_, result)| result.is_none());
         let mut round: Vec<_> = open.map(|(place, _)| (place, self.0.sizes.of(&messages[place].to))).collect();
-        let mut batch = Batch { messages: &messages, results, doubtful: Vec::new(), worn_out: Vec::new() };
+        let (too_large_together, doubtful, worn_out) = (HashSet::new(), Vec::new(), Vec::new());
+        let mut batch = Batch { messages: &messages, results, too_large_together, doubtful, worn_out };
         while !round.is_empty() {
             round = self.sent(&mut batch, round, full_until, until).await;
         }
@@ -378,7 +428,7 @@ impl Publisher for Kafka {
         if let Some(taken) = batch.results.iter().position(|result| matches!(result, Some(Ok(())))) {
             self.producers().known_topic.get_or_insert_with(|| messages[taken].to.clone());
         }
-        self.put_off(&mut batch).await;
+        self.put_off(&mut batch, &mut ends).await;
         batch.results.into_iter().map(|result| result.expect("each was sent or not")).collect()
     }
 
@@ -456,5 +506,55 @@ mod tests {
         let producers = kafka.producers();
         assert!(producers.by_size[0].as_ref().is_some_and(|current| current.is(&first)));
         assert!(producers.by_size[1..].iter().all(Option::is_none));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_partition_that_is_away_puts_off_its_own_keys_and_is_tried_with_a_few() {
+        let mock = MockCluster::new(2).unwrap();
+        mock.create_topic("orders", 4, 1).unwrap();
+        // A partition without any leader makes their mock fall over.
+        (0..4).for_each(|id| mock.partition_leader("orders", id, Some(if id == 1 { 2 } else { 1 })).unwrap());
+        let options = KafkaOptions::new(mock.bootstrap_servers()).delivery_timeout(Duration::from_secs(1));
+        let kafka = Kafka::connect(options).await.unwrap();
+        let message = |key: usize| Message {
+            id: posthaste_core::EventId::generate(),
+            to: "orders".to_owned(),
+            key: Some(key.to_string()),
+            content_type: "text/plain".into(),
+            headers: Vec::new(),
+            body: "x".into(),
+        };
+        let batch = |keys: std::ops::Range<usize>| keys.map(message).collect::<Vec<_>>();
+        assert!(kafka.publish(batch(0..200)).await.iter().all(Result::is_ok));
+        kafka.0.partitions.learn("orders".to_owned(), 4);
+        let is_away = |key: usize| kafka.0.partitions.of("orders", &key.to_string()) == Some(1);
+        assert!((0..200).any(is_away), "no key leads there");
+
+        mock.broker_down(2).unwrap();
+        let begun_at = Instant::now();
+        let put_off = loop {
+            // The producer learns of it when it asks for the leaders next.
+            let results = kafka.publish(batch(0..200)).await;
+            assert!(begun_at.elapsed() < Duration::from_secs(60), "{results:?}");
+            if let Some(at) = results.iter().position(Result::is_err) {
+                assert!(results.iter().enumerate().all(|(key, result)| result.is_ok() != is_away(key)), "{results:?}");
+                break results.into_iter().nth(at).unwrap().unwrap_err();
+            }
+        };
+        assert_eq!((put_off.kind(), put_off.is_unasked()), (PublishErrorKind::Deferred, false), "kafka has spoken");
+        // Keys that were never tried are known to lead there, and nobody waits for them.
+        let waiting = kafka.publish((200..600).filter(|key| is_away(*key)).map(message).collect()).await;
+        assert!(waiting.iter().all(|result| result.as_ref().is_err_and(PublishError::is_unasked)), "{waiting:?}");
+
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        let tried = kafka.publish((200..600).filter(|key| is_away(*key)).map(message).collect()).await;
+        let asked = tried.iter().filter(|result| result.as_ref().is_err_and(|error| !error.is_unasked())).count();
+        assert_eq!((asked, tried.iter().filter(|result| result.is_ok()).count()), (10, 0), "{tried:?}");
+
+        mock.broker_up(2).unwrap();
+        while kafka.publish(batch(0..200)).await.iter().any(Result::is_err) {
+            assert!(begun_at.elapsed() < Duration::from_secs(120), "it is back");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     }
 }

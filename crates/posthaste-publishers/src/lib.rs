@@ -25,6 +25,8 @@ mod publisher;
 pub mod rabbitmq;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(any(feature = "mqtt", feature = "redis"))]
+mod suspects;
 mod template;
 #[cfg(any(feature = "mqtt-tls", feature = "webhook"))]
 mod tls;

@@ -25,25 +25,28 @@
 //!
 //! | what happens | kind |
 //! |---|---|
-//! | no connection, or lost, or no answer in time; the broker refuses the connection | outage |
-//! | not authorised for the topic; a quota is exceeded; nobody has subscribed, if somebody has to; the broker ends the connection over it; any other failure | retryable |
+//! | no connection, or lost, or no answer in time; the broker refuses the connection, or ends it on its own account: it shuts down, a quota is exceeded, another has taken the session | outage |
+//! | not authorised for the topic; a quota is exceeded for a message; nobody has subscribed, if somebody has to; the broker ends the connection over it; no answer to it in time while others have theirs; any other failure | retryable |
 //! | a topic, a property or a body that MQTT or the broker cannot carry | permanent |
 //!
 //! Brokers may end the connection instead of saying what they refuse, or right behind it: Mosquitto does so for a message over its
-//! `message_size_limit` and for a topic that is not permitted. What was under way then is an outage, and each of these messages goes
-//! alone next time, while nothing else is under way. One over which two connections in a row end is refused: that counts as an
-//! attempt.
+//! `message_size_limit` and for a topic that is not permitted. What was under way then is an outage, unless the broker says that it
+//! was nobody's fault, and each of these messages goes alone next time, while nothing else is under way. One over which the broker
+//! ends the connection for a reason that it gives, or without one two connections in a row, is refused: that counts as an attempt.
+//! The same goes for what was under way when nothing was heard any more. One that has no answer alone, say because it is too large
+//! for the time, comes last in its batch from then on, and uses up attempts as soon as others have got through.
 
 mod connection;
 mod error;
 mod options;
+mod parting;
 mod sending;
-mod suspects;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rumqttc::DisconnectReasonCode;
 use tokio::sync::RwLock;
 use tokio::time::{Instant, timeout};
 
@@ -53,10 +56,10 @@ use crate::connection::Slot;
 use crate::destination::Destination;
 use crate::envelope::Binding;
 use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
+use crate::suspects::{Suspects, in_place};
 
 use connection::Connection;
-use error::{End, Trouble, is_topic, no_topic};
-use suspects::Suspects;
+use error::{End, Fault, Trouble, advice, fault, is_topic, no_topic};
 
 pub use options::MqttOptions;
 
@@ -71,6 +74,9 @@ const SOON: Duration = Duration::from_secs(1);
 
 /// How long closing may take.
 const CLOSE: Duration = Duration::from_secs(5);
+
+/// How many messages in a row, each alone, have to be silent for the broker to be away.
+const SILENT: u32 = 2;
 
 /// How many connections a message has to end, alone, to be refused. The first may have been about to end anyway.
 const CUTS: u32 = 2;
@@ -143,33 +149,63 @@ impl Mqtt {
     /// Sends a batch, and tells of each message that the broker has by its place, as soon as it is known.
     async fn publish_telling(
         &self,
-        messages: &[Message],
+        messages: Vec<Message>,
         stored: &(impl Fn(usize) + Sync),
     ) -> Vec<Result<(), PublishError>> {
         let _under_way = self.0.connection.under_way().await;
+        let (messages, places) = self.0.suspects.silent_last(messages);
         let until = Instant::now() + self.longest();
         let mut results: Vec<Result<(), PublishError>> = Vec::with_capacity(messages.len());
-        for part in self.0.suspects.parts(messages) {
+        // Those that were alone, and of which nothing was heard; and how many of them in a row.
+        let (mut silent, mut in_a_row) = (Vec::new(), 0);
+        for part in self.0.suspects.parts(&messages) {
+            let before = results.len();
             let sent = match (results.last(), part) {
                 // What comes behind an outage would only wait for another.
-                (Some(Err(error)), _) if error.is_outage() => error.of_each(part.len()).collect(),
+                (Some(Err(error)), _) if error.is_outage() && (in_a_row == 0 || in_a_row >= SILENT) => {
+                    error.of_each(part.len()).collect()
+                }
                 (Some(_), _) if Instant::now() >= until => {
-                    let late =
-                        || PublishError::deferred("the broker took the time of the whole batch for others", SOON);
+                    let late = || {
+                        PublishError::deferred("the broker took the time of the whole batch for others", SOON).unasked()
+                    };
                     part.iter().map(|_| Err(late())).collect()
                 }
-                (_, [suspect]) if self.0.suspects.has(suspect) => vec![self.alone(suspect).await],
+                (_, [suspect]) if self.0.suspects.has(suspect) => match self.alone(suspect).await {
+                    Err(Trouble::Over(End::Silent)) => {
+                        silent.push(before);
+                        in_a_row += 1;
+                        vec![Err(self.explained(Trouble::Over(End::Silent), None))]
+                    }
+                    result => {
+                        in_a_row = 0;
+                        result.iter().for_each(|()| stored(places[before]));
+                        vec![result.map_err(|trouble| self.explained(trouble, None))]
+                    }
+                },
                 _ => {
-                    let before = results.len();
-                    self.together(part, &|at| stored(before + at)).await
+                    in_a_row = 0;
+                    self.together(part, &|at| stored(places[before + at])).await
                 }
             };
             results.extend(sent);
         }
-        results
+        for at in silent {
+            if self.0.suspects.is_to_blame(&messages[at]) {
+                results[at] = Err(PublishError::retryable(format!(
+                    "no acknowledgement from {} within {:?} of a message on {:?} with a body of {} bytes, while others have \
+                     theirs; raise ack_timeout, or send less",
+                    address::shown(&self.0.options.url),
+                    self.0.options.ack_timeout,
+                    messages[at].to,
+                    messages[at].body.len()
+                )));
+            }
+        }
+        in_place(places, results)
     }
 
-    /// Sends a batch at once. What the end of the connection found under way is suspected of it.
+    /// Sends a batch at once. What the end of the connection, or silence, found under way is suspected of it.
     async fn together(&self, messages: &[Message], stored: &(impl Fn(usize) + Sync)) -> Vec<Result<(), PublishError>> {
         let _with_others = self.0.alone.read().await;
         let connection = match self.connection().await {
@@ -177,65 +213,96 @@ impl Mqtt {
             Err(error) => return error.of_each(messages.len()).collect(),
         };
         let results = sending::send(&connection, &self.0.options, messages, stored).await;
-        let ended = results.iter().any(|result| matches!(result, Err(Trouble::Over(_))));
+        self.0.suspects.acknowledged(results.iter().filter(|result| result.is_ok()).count());
+        let is_over =
+            |by: fn(End) -> bool| results.iter().any(|result| matches!(result, Err(Trouble::Over(end)) if by(*end)));
+        let ended = is_over(|_| true);
+        let reason = if is_over(|end| end == End::Cut) { connection.parting().await } else { None };
         if ended {
             self.leave(&connection).await;
         }
         // It may also have ended behind what the broker said it refuses.
         let is_suspect = |result: &Result<(), Trouble>| match result {
-            Err(Trouble::Over(end)) => *end == End::Cut,
+            Err(Trouble::Over(end)) => *end != End::Unsent,
             Err(Trouble::Told(error)) => ended && error.kind() == PublishErrorKind::Retryable,
             Ok(()) => false,
         };
-        let suspects = messages.iter().zip(&results).filter(|(_, result)| is_suspect(result));
-        self.0.suspects.add(suspects.map(|(message, _)| &message.id));
-        results.into_iter().map(|result| result.map_err(|trouble| self.explained(trouble))).collect()
+        if reason.is_none_or(|reason| fault(reason) != Fault::Nobodys) {
+            let suspects = messages.iter().zip(&results).filter(|(_, result)| is_suspect(result));
+            self.0.suspects.add(suspects.map(|(message, _)| &message.id));
+        }
+        results.into_iter().map(|result| result.map_err(|trouble| self.explained(trouble, reason))).collect()
     }
 
     /// Sends a message while nothing else is under way, so that it is known whether a connection ends over it.
-    async fn alone(&self, message: &Message) -> Result<(), PublishError> {
+    async fn alone(&self, message: &Message) -> Result<(), Trouble> {
         let _nobody_else = self.0.alone.write().await;
         let mut cuts = 0;
         loop {
-            let connection = self.connection().await?;
+            let connection = self.connection().await.map_err(Trouble::Told)?;
             let result =
                 sending::send(&connection, &self.0.options, std::slice::from_ref(message), &|_| {}).await.pop();
             let trouble = match result.expect("one for the message") {
                 Ok(()) => {
-                    self.0.suspects.clear_of_suspicion(message);
+                    self.0.suspects.acknowledged(1);
+                    self.0.suspects.clear_of_suspicion(std::slice::from_ref(message));
                     return Ok(());
                 }
                 Err(trouble) => trouble,
+            };
+            let reason = match trouble {
+                Trouble::Over(End::Cut) => connection.parting().await,
+                Trouble::Over(_) | Trouble::Told(_) => None,
             };
             // It may end behind a refusal, too, and take others with it.
             self.leave(&connection).await;
             match trouble {
                 Trouble::Over(End::Cut) => cuts += 1,
-                trouble => return Err(self.explained(trouble)),
+                Trouble::Over(End::Silent) => {
+                    self.0.suspects.was_silent(message);
+                    return Err(trouble);
+                }
+                trouble => return Err(trouble),
             }
-            if cuts == CUTS {
-                return Err(PublishError::retryable(format!(
-                    "{} ends the connection over a message on {:?} with a body of {} bytes; its log may say why",
-                    address::shown(&self.0.options.url),
-                    message.to,
-                    message.body.len()
-                )));
-            }
+            let over = || {
+                let (shown, why) = (address::shown(&self.0.options.url), reason.map(said).unwrap_or_default());
+                let bytes = message.body.len();
+                format!(
+                    "{shown} ends the connection over a message on {:?} with a body of {bytes} bytes{why}",
+                    message.to
+                )
+            };
+            let refused = match reason.map_or(Fault::Somebodys, fault) {
+                Fault::Nobodys => return Err(Trouble::Told(self.explained(Trouble::Over(End::Cut), reason))),
+                Fault::Retryable => PublishError::retryable(over()),
+                Fault::Permanent => PublishError::permanent(over()),
+                Fault::Somebodys if cuts < CUTS => continue,
+                Fault::Somebodys => PublishError::retryable(format!("{}; its log may say why", over())),
+            };
+            return Err(Trouble::Told(refused));
         }
     }
 
-    fn explained(&self, trouble: Trouble) -> PublishError {
+    fn explained(&self, trouble: Trouble, reason: Option<DisconnectReasonCode>) -> PublishError {
         let (shown, limit) = (address::shown(&self.0.options.url), self.0.options.ack_timeout);
-        match trouble {
-            Trouble::Told(error) => error,
-            Trouble::Over(End::Cut | End::Unsent) => {
-                PublishError::outage(format!("the connection to {shown} was lost before the acknowledgement"))
-            }
-            Trouble::Over(End::Silent) => {
+        match (trouble, reason) {
+            (Trouble::Told(error), _) => error,
+            (Trouble::Over(End::Silent), _) => {
                 PublishError::outage(format!("no acknowledgement from {shown} within {limit:?}"))
+            }
+            (Trouble::Over(End::Cut | End::Unsent), Some(reason)) => {
+                PublishError::outage(format!("{shown} ended the connection before the acknowledgement{}", said(reason)))
+            }
+            (Trouble::Over(End::Cut | End::Unsent), None) => {
+                PublishError::outage(format!("the connection to {shown} was lost before the acknowledgement"))
             }
         }
     }
+}
+
+/// The reason that a broker gave, behind what it did.
+fn said(reason: DisconnectReasonCode) -> String {
+    format!(": {reason:?}{}", advice(reason))
 }
 
 impl Publisher for Mqtt {
@@ -246,12 +313,12 @@ impl Publisher for Mqtt {
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
-        self.publish_telling(&messages, &|_| {}).await
+        self.publish_telling(messages, &|_| {}).await
     }
 
     async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
-        let answers = self.publish_telling(&messages, &|at| results.note(at, Ok(()))).await;
-        answers.into_iter().enumerate().for_each(|(at, answer)| results.note(at, answer));
+        let answers = self.publish_telling(messages, &|at| results.note(at, Ok(()))).await;
+        results.note_all(answers);
     }
 
     fn check_address(&self, to: &str) -> Result<(), PublishError> {

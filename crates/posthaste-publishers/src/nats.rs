@@ -15,7 +15,7 @@
 //! |---|---|
 //! | acknowledgement | the stream has stored the message, on a majority of its replicas if it has several |
 //! | power loss | the server writes to the disk, but does not wait for it each time (every two minutes, unless its `sync_interval` says otherwise): what it acknowledged just before a power cut can be gone from a stream with one replica |
-//! | repeats | the header `Nats-Msg-Id` is the id of the event and the subject; the stream drops a repeat within its `duplicate_window` (two minutes, unless the stream says otherwise) and acknowledges it. What comes again later is there twice |
+//! | repeats | the header `Nats-Msg-Id` is the id of the event and the subject; the stream drops a repeat within its `duplicate_window` (two minutes, unless the stream says otherwise) and acknowledges it, which the counter `posthaste_repeats_dropped_total` tells (feature `metrics`). What comes again later is there twice |
 //! | order | messages of one batch are stored in their order, whatever their subjects are |
 //! | at once | a whole batch, and several of them up to [`max_in_flight`](NatsOptions::max_in_flight) messages |
 //!
@@ -29,8 +29,8 @@
 //! | what happens | kind |
 //! |---|---|
 //! | no connection, or lost; not authorised to connect; JetStream is not there, has no leader or too much to do | outage |
-//! | the stream for the subject has no leader | put off: no attempt is used up, and the subject is left alone for a second, then longer each time, up to 30 s |
-//! | no stream for the subject, or another than expected; not permitted to publish there; the stream is full; it does not answer while JetStream does | retryable |
+//! | the stream for the subject has no leader | put off: no attempt is used up, and the subject is left alone for a second, then longer each time, up to 30 s; then ten messages try it, and others wait for how that goes |
+//! | no stream for the subject, or no leader where this user may not ask which (`$JS.API.STREAM.NAMES`); another stream than expected; not permitted to publish there; the stream is full; it does not answer while JetStream does | retryable |
 //! | too large for the server or the stream; a subject or a header that NATS cannot carry | permanent |
 
 mod connection;
@@ -47,6 +47,7 @@ use async_nats::ServerAddr;
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
+use tracing::debug;
 
 use crate::address;
 use crate::breaker::Breaker;
@@ -57,7 +58,7 @@ use crate::pauses::Pauses;
 use crate::publisher::{Message, PublishError, Publisher, Results};
 
 use connection::{CHECK, Connection};
-use error::{Trouble, no_stream};
+use error::{Trouble, no_stream, nobody_to_ask};
 use sending::{Watch, is_subject, no_subject, prepared};
 
 pub use options::NatsOptions;
@@ -143,10 +144,10 @@ impl Nats {
         stored: &(impl Fn(usize) + Sync),
     ) -> Vec<Result<(), PublishError>> {
         let options = &self.0.options;
-        let mut news = Watch::new(connection, options.ack_timeout);
+        let (mut news, mut ends) = (Watch::new(connection, options.ack_timeout), self.0.pauses.round());
         let mut sent = Vec::with_capacity(messages.len());
         for message in messages {
-            let left = self.0.pauses.left(&message.to);
+            let left = ends.enter(&[&message.to]).err();
             let put_off = left.map(|left| Err(PublishError::deferred(no_leader(&message.to), left)));
             sent.push(match put_off.unwrap_or_else(|| prepared(message, options.expected_stream.as_deref())) {
                 Ok(publish) => news.handed_over(connection, &message.to, publish).await,
@@ -154,32 +155,41 @@ impl Nats {
                 Err(error) => Err(Trouble::Told(error.unasked())),
             });
         }
-        let mut results = Vec::with_capacity(messages.len());
+        let (mut results, mut repeats) = (Vec::with_capacity(messages.len()), 0);
         for (message, pending) in messages.iter().zip(sent) {
-            results.push(match pending {
-                Ok(pending) => {
-                    let answer = news.acknowledged(&message.to, pending).await;
-                    if answer.is_ok() {
-                        stored(results.len());
-                    }
-                    answer
-                }
+            let answer = match pending {
+                Ok(pending) => news.acknowledged(&message.to, pending).await,
                 Err(trouble) => Err(trouble),
-            });
+            };
+            if let Ok(is_repeat) = answer {
+                stored(results.len());
+                repeats += u64::from(is_repeat);
+            }
+            results.push(answer.map(drop));
         }
-        if !self.0.pauses.is_empty() {
-            let stored = messages.iter().zip(&results).filter(|(_, result)| result.is_ok());
-            stored.for_each(|(message, _)| self.0.pauses.there(&message.to));
+        self.tell_of_repeats(repeats);
+        if !ends.nobody_is_away() {
+            let is_answered = |result: &Result<(), Trouble>| match result {
+                Ok(()) => true,
+                Err(Trouble::Told(error)) => error.is_refusal(),
+                Err(Trouble::Silence | Trouble::Nobody) => false,
+            };
+            let answered = messages.iter().zip(&results).filter(|(_, result)| is_answered(result));
+            answered.for_each(|(message, _)| ends.there(&message.to));
         }
         let there = if news.silent { self.answers(connection).await } else { Ok(()) };
         let nobody = messages.iter().zip(&results).filter(|(_, result)| matches!(result, Err(Trouble::Nobody)));
         let known = self.streams(connection, nobody.map(|(message, _)| message.to.as_str())).await;
-        let explained = |message: &Message, trouble| match (trouble, &there) {
+        let mut explained = |message: &Message, trouble| match (trouble, &there) {
             (Trouble::Told(error), _) => error,
             (Trouble::Nobody, _) => match known.get(message.to.as_str()) {
-                Some(Ok(true)) => PublishError::deferred(no_leader(&message.to), self.0.pauses.away(&message.to)),
+                Some(Ok(Some(true))) => PublishError::deferred(no_leader(&message.to), ends.away(&message.to)),
                 Some(Err(error)) => PublishError::outage(error.to_string()),
-                Some(Ok(false)) | None => no_stream(&message.to),
+                Some(Ok(known)) => {
+                    ends.there(&message.to);
+                    if known.is_some() { no_stream(&message.to) } else { nobody_to_ask(&message.to) }
+                }
+                None => no_stream(&message.to),
             },
             (Trouble::Silence, Err(error)) => PublishError::outage(error.to_string()),
             (Trouble::Silence, Ok(())) => PublishError::retryable(format!(
@@ -192,12 +202,23 @@ impl Nats {
         results.map(|(message, result)| result.map_err(|trouble| explained(message, trouble))).collect()
     }
 
-    /// For which of the subjects there is a stream, although nobody listens to them.
+    /// Tells of messages that their stream had already: somebody lost an acknowledgement.
+    fn tell_of_repeats(&self, repeats: u64) {
+        if repeats > 0 {
+            let destination = self.name();
+            debug!(destination, repeats, "the stream had some messages already, and has dropped the repeats");
+            #[cfg(feature = "metrics")]
+            metrics::counter!("posthaste_repeats_dropped_total", "destination" => destination.to_owned())
+                .increment(repeats);
+        }
+    }
+
+    /// For which of the subjects there is a stream, although nobody listens to them; nothing where we may not ask.
     async fn streams<'a>(
         &self,
         connection: &Connection,
         subjects: impl Iterator<Item = &'a str>,
-    ) -> HashMap<&'a str, Result<bool, PublishError>> {
+    ) -> HashMap<&'a str, Result<Option<bool>, PublishError>> {
         let subjects: HashSet<&str> = subjects.collect();
         let ask = async |subject| (subject, connection.has_stream(&self.0.options, subject).await);
         join_all(subjects.into_iter().map(ask)).await.into_iter().collect()
@@ -222,7 +243,8 @@ impl Nats {
                 continue;
             }
             if !results.is_empty() && Instant::now() >= until {
-                let late = || PublishError::deferred("NATS took the time of the whole batch for others of it", SOON);
+                let late =
+                    || PublishError::deferred("NATS took the time of the whole batch for others of it", SOON).unasked();
                 results.extend(part.iter().map(|_| Err(late())));
                 continue;
             }
@@ -263,7 +285,7 @@ impl Publisher for Nats {
 
     async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
         let answers = self.publish_telling(&messages, &|at| results.note(at, Ok(()))).await;
-        answers.into_iter().enumerate().for_each(|(at, answer)| results.note(at, answer));
+        results.note_all(answers);
     }
 
     fn check_address(&self, to: &str) -> Result<(), PublishError> {

@@ -51,8 +51,8 @@ pub trait Publisher: Send + Sync + 'static {
                 .then(|| format!("{} gave {} results for {sent} messages", self.name(), answers.len()));
             match wrong {
                 // It cannot be known which result belongs to which message.
-                Some(reason) => (0..sent).for_each(|at| results.note(at, Err(PublishError::retryable(reason.clone())))),
-                None => answers.into_iter().enumerate().for_each(|(at, answer)| results.note(at, answer)),
+                Some(reason) => results.note_all((0..sent).map(|_| Err(PublishError::retryable(reason.clone())))),
+                None => results.note_all(answers),
             }
         }
     }
@@ -127,6 +127,11 @@ impl Results {
         }
     }
 
+    /// Notes what became of all messages, in their order, also of those of which something was noted before.
+    pub fn note_all(&self, results: impl IntoIterator<Item = Result<(), PublishError>>) {
+        results.into_iter().enumerate().for_each(|(place, result)| self.note(place, result));
+    }
+
     /// What was noted, in the order of the messages.
     pub fn into_noted(self) -> Vec<Option<Result<(), PublishError>>> {
         self.noted.into_inner().unwrap_or_else(PoisonError::into_inner)
@@ -148,8 +153,9 @@ pub enum PublishErrorKind {
     /// The destination is away, or takes nothing from anybody: no failure of the event, which uses up no attempt. The breaker
     /// opens.
     Outage,
-    /// Where this message goes is away, and where others go is not: like an outage, but the breaker stays as it is. For
-    /// publishers with many ends, which keep a breaker for each.
+    /// Where this message goes is away, and where others go is not: like an outage, but no breaker opens. Whoever said so is
+    /// there, which closes one that was open, unless [nobody was asked](PublishError::unasked). For publishers with many ends,
+    /// which keep a breaker for each.
     Deferred,
     /// This message was not taken, but may be later: an attempt.
     Retryable,
@@ -190,7 +196,7 @@ impl PublishError {
         self
     }
 
-    /// Says that nobody was asked: the publisher itself refused the message, which shows nothing of the other end.
+    /// Says that nobody was asked: the publisher itself refused the message or puts it off, which shows nothing of the other end.
     #[must_use]
     pub fn unasked(mut self) -> Self {
         self.unasked = true;
@@ -210,6 +216,12 @@ impl PublishError {
     #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
     pub(crate) fn is_outage(&self) -> bool {
         self.kind == PublishErrorKind::Outage
+    }
+
+    /// Whether the other end has looked at this message and refused it.
+    #[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq"))]
+    pub(crate) fn is_refusal(&self) -> bool {
+        !self.unasked && matches!(self.kind, PublishErrorKind::Retryable | PublishErrorKind::Permanent)
     }
 
     /// The same as the result of each of so many messages.

@@ -36,7 +36,7 @@
 //! | the broker cannot be reached, refuses the login, or ends the connection | outage |
 //! | it is low on memory or disk (connection blocked) | outage. What was on its way then may arrive later and once more |
 //! | it does not answer within the [time limit](RabbitOptions::confirm_timeout) | outage; the connection is made anew |
-//! | it answers, but a message is not confirmed within that time, because its queue has no majority, say | put off: no attempt is used up. The exchange, or where others of it were confirmed the routing key, is left alone for a second, then longer each time, up to 30 s |
+//! | it answers, but a message is not confirmed within that time, because its queue has no majority, say | put off: no attempt is used up. The exchange, or where others of it were confirmed the routing key, is left alone for a second, then longer each time, up to 30 s; then ten messages try it, and others wait for how that goes |
 //! | no queue is bound for the message | retryable: a binding can be made |
 //! | the exchange does not exist, or may not be written to | retryable: it can be made, or the right given |
 //! | a queue refuses it (nack), because it is full, say | retryable |
@@ -158,21 +158,21 @@ impl Publisher for Rabbit {
         let until = Instant::now() + self.longest();
         let _under_way = under_way.read().await;
         let mut results: Vec<Option<Result<(), PublishError>>> = messages.iter().map(|_| None).collect();
-        let mut letters = Vec::with_capacity(messages.len());
+        let (mut letters, mut ends) = (Vec::with_capacity(messages.len()), pauses.round());
         for (place, message) in messages.into_iter().enumerate() {
-            match Letter::new(place, message, options).and_then(|letter| letter.put_off(pauses)) {
+            match Letter::new(place, message, options).and_then(|letter| letter.put_off(&mut ends)) {
                 Ok(letter) => letters.push(letter),
                 Err(error) => results[place] = Some(Err(error)),
             }
         }
-        let broker = Broker { link, options, pauses, until };
-        sending::send(&broker, letters, |place, fate| results[place] = Some(fate)).await;
+        let broker = Broker { link, options, until };
+        sending::send(&broker, &mut ends, letters, |place, fate| results[place] = Some(fate)).await;
         results.into_iter().map(|result| result.expect("a fate for every letter")).collect()
     }
 
     async fn check(&self) -> Result<(), PublishError> {
-        let Inner { options, link, pauses, .. } = &*self.0;
-        sending::check(&Broker { link, options, pauses, until: Instant::now() + self.longest() }).await
+        let Inner { options, link, .. } = &*self.0;
+        sending::check(&Broker { link, options, until: Instant::now() + self.longest() }).await
     }
 
     async fn close(&self) {

@@ -25,8 +25,11 @@
 //! | what happens | kind |
 //! |---|---|
 //! | no connection, or lost, or no answer in time; not authenticated; `LOADING`, `READONLY`, `MASTERDOWN`, `CLUSTERDOWN`, `TRYAGAIN`, `BUSY`, `MISCONF`, `NOREPLICAS`, `OOM` | outage |
-//! | `NOPERM`; `MOVED` and `ASK`, as clusters are not followed: connect to the node that has the stream; no stream of that name, if none is to be made; any other refusal; a body of more than a megabyte over which the server ends the connection, as it does when its `proto-max-bulk-len` is smaller | retryable |
+//! | `NOPERM`; `MOVED` and `ASK`, as clusters are not followed: connect to the node that has the stream; no stream of that name, if none is to be made; any other refusal; a body of more than a megabyte over which the server ends the connection, as it does when its `proto-max-bulk-len` is smaller; no answer to it in time while others have theirs | retryable |
 //! | `WRONGTYPE`: the key is no stream; a body that is too large | permanent |
+//!
+//! What has no answer in time goes alone from then on. If it has none alone either, say because its body is too large for the time,
+//! it comes last in its batch, and uses up attempts as soon as others have got through.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -46,6 +49,7 @@ use crate::destination::Destination;
 use crate::envelope::Binding;
 use crate::options::{connection_setters, five_seconds};
 use crate::publisher::{Message, PublishError, Publisher};
+use crate::suspects::{Suspects, in_place};
 
 /// About how many bytes one request has: few enough to be answered in time.
 const REQUEST: usize = 1 << 20;
@@ -55,6 +59,9 @@ const EVERYWHERE: usize = 1 << 20;
 
 /// As many requests as have time in a batch, if they take as long as they may.
 const REQUESTS: u32 = 4;
+
+/// How many messages in a row, each alone, have to be silent for the server to be away.
+const SILENT: u32 = 2;
 
 /// How much longer than its requests a batch may take as a whole.
 const LATE: Duration = Duration::from_secs(5);
@@ -224,6 +231,14 @@ struct Inner {
     client: Client,
     breaker: Breaker,
     connection: Slot<MultiplexedConnection>,
+    suspects: Suspects,
+}
+
+/// Why a request has no answers.
+enum Trouble {
+    Told(PublishError),
+    /// Nothing was heard in time.
+    Silence(PublishError),
 }
 
 impl Redis {
@@ -237,6 +252,7 @@ impl Redis {
             breaker: Breaker::new(&options.name),
             client,
             connection: Slot::new(address::shown(&options.url)),
+            suspects: Suspects::default(),
             options,
         }));
         if !redis.0.options.lazy {
@@ -288,12 +304,8 @@ impl Redis {
     }
 
     /// Sends one request, and gives a result for each of its messages.
-    async fn request(&self, messages: &[Message]) -> Vec<Result<(), PublishError>> {
-        let all = |error: &PublishError| error.of_each(messages.len()).collect();
-        let connection = match self.connection().await {
-            Ok(connection) => connection,
-            Err(error) => return all(&error),
-        };
+    async fn request(&self, messages: &[Message]) -> Result<Vec<Result<(), PublishError>>, Trouble> {
+        let connection = self.connection().await.map_err(Trouble::Told)?;
         let mut pipeline = Pipeline::with_capacity(messages.len());
         for message in messages {
             self.add(&mut pipeline, message);
@@ -305,7 +317,7 @@ impl Redis {
             Ok(answers) => {
                 self.0.connection.leave(&connection).await;
                 let reason = format!("{} answers for {} entries", answers.len(), messages.len());
-                return all(&PublishError::outage(reason));
+                return Err(Trouble::Told(PublishError::outage(reason)));
             }
             Err(error) => {
                 self.0.connection.leave(&connection).await;
@@ -314,14 +326,14 @@ impl Redis {
                     && !error.is_timeout()
                     && self.check().await.is_ok()
                 {
-                    return vec![Err(PublishError::retryable(format!(
+                    return Ok(vec![Err(PublishError::retryable(format!(
                         "{} ended the connection over a body of {} bytes; raise its proto-max-bulk-len, or send less",
                         self.shown(),
                         message.body.len()
-                    )))];
+                    )))]);
                 }
-                let reason = format!("{} did not acknowledge: {error}", self.shown());
-                return all(&PublishError::outage(reason));
+                let away = PublishError::outage(format!("{} did not acknowledge: {error}", self.shown()));
+                return Err(if error.is_timeout() { Trouble::Silence(away) } else { Trouble::Told(away) });
             }
         };
         // Behind this the server hangs up.
@@ -330,6 +342,65 @@ impl Redis {
         // Behind the same address may be another server by now.
         if hangs_up || results.iter().any(|result| result.as_ref().is_err_and(PublishError::is_outage)) {
             self.0.connection.leave(&connection).await;
+        }
+        Ok(results)
+    }
+
+    /// Sends messages in as many requests as it takes. What had no answer in time goes alone from then on.
+    async fn requests(&self, messages: &[Message]) -> Vec<Result<(), PublishError>> {
+        let (suspects, until) = (&self.0.suspects, Instant::now() + self.longest());
+        let mut results: Vec<Result<(), PublishError>> = Vec::with_capacity(messages.len());
+        // Those that were alone, and of which nothing was heard; and how many of them in a row.
+        let (mut silent, mut in_a_row) = (Vec::new(), 0);
+        for request in requests(messages, |message| is_large(message) || suspects.has(message)) {
+            match results.last() {
+                // What comes behind an outage would only wait for another.
+                Some(Err(error)) if error.is_outage() && (in_a_row == 0 || in_a_row >= SILENT) => {
+                    let behind: Vec<_> = error.of_each(request.len()).collect();
+                    results.extend(behind);
+                    continue;
+                }
+                Some(_) if Instant::now() >= until => {
+                    let reason = "Redis took the time of the whole batch for others of it";
+                    results.extend(request.iter().map(|_| Err(PublishError::deferred(reason, SOON).unasked())));
+                    continue;
+                }
+                _ => {}
+            }
+            match (self.request(request).await, request) {
+                (Ok(answers), _) => {
+                    in_a_row = 0;
+                    suspects.acknowledged(answers.iter().filter(|answer| answer.is_ok()).count());
+                    suspects.clear_of_suspicion(request);
+                    results.extend(answers);
+                }
+                (Err(Trouble::Silence(error)), [message]) => {
+                    in_a_row += 1;
+                    suspects.was_silent(message);
+                    silent.push(results.len());
+                    results.push(Err(error));
+                }
+                (Err(Trouble::Silence(error)), _) => {
+                    in_a_row = 0;
+                    suspects.add(request.iter().map(|message| &message.id));
+                    results.extend(error.of_each(request.len()));
+                }
+                (Err(Trouble::Told(error)), _) => {
+                    in_a_row = 0;
+                    results.extend(error.of_each(request.len()));
+                }
+            }
+        }
+        for at in silent {
+            if suspects.is_to_blame(&messages[at]) {
+                results[at] = Err(PublishError::retryable(format!(
+                    "{} did not acknowledge a body of {} bytes within {:?}, while others have got through; raise ack_timeout, or \
+                     send less",
+                    self.shown(),
+                    messages[at].body.len(),
+                    self.0.options.ack_timeout
+                )));
+            }
         }
         results
     }
@@ -362,7 +433,6 @@ impl Publisher for Redis {
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
         let _under_way = self.0.connection.under_way().await;
-        let until = Instant::now() + self.longest();
         let limit = self.0.options.max_payload;
         let too_large = |message: &Message| {
             let bytes = message.body.len();
@@ -375,30 +445,16 @@ impl Publisher for Redis {
                 .unasked()
             })
         };
+        let (messages, places) = self.0.suspects.silent_last(messages);
         let refused: Vec<_> = messages.iter().map(too_large).collect();
         let fitting: Vec<Message> = messages
             .into_iter()
             .zip(&refused)
             .filter_map(|(message, refused)| refused.is_none().then_some(message))
             .collect();
-        let mut sent: Vec<Result<(), PublishError>> = Vec::with_capacity(fitting.len());
-        for request in requests(&fitting) {
-            // What comes behind an outage would only wait for another.
-            match sent.last() {
-                Some(Err(error)) if error.is_outage() => {
-                    let behind: Vec<_> = error.of_each(request.len()).collect();
-                    sent.extend(behind);
-                }
-                Some(_) if Instant::now() >= until => {
-                    let late =
-                        || PublishError::deferred("Redis took the time of the whole batch for others of it", SOON);
-                    sent.extend(request.iter().map(|_| Err(late())));
-                }
-                _ => sent.extend(self.request(request).await),
-            }
-        }
-        let mut sent = sent.into_iter();
-        refused.into_iter().map(|error| error.map_or_else(|| sent.next().expect("one for each"), Err)).collect()
+        let mut sent = self.requests(&fitting).await.into_iter();
+        let results = refused.into_iter().map(|error| error.map_or_else(|| sent.next().expect("one for each"), Err));
+        in_place(places, results)
     }
 
     async fn check(&self) -> Result<(), PublishError> {
@@ -446,13 +502,13 @@ fn is_large(message: &Message) -> bool {
     message.body.len() > EVERYWHERE || message.headers.iter().any(|(_, value)| value.len() > EVERYWHERE)
 }
 
-/// Cuts a batch into requests of about [`REQUEST`] bytes.
-fn requests(messages: &[Message]) -> impl Iterator<Item = &[Message]> {
+/// Cuts a batch into requests of about [`REQUEST`] bytes, and those that go alone into one each.
+fn requests(messages: &[Message], alone: impl Fn(&Message) -> bool) -> impl Iterator<Item = &[Message]> {
     let mut rest = messages;
     std::iter::from_fn(move || {
         let mut bytes = 0;
         let before = |message: &&Message| {
-            let alone = is_large(message);
+            let alone = alone(message);
             let fits = bytes == 0 || (bytes < REQUEST && !alone);
             bytes += if alone { REQUEST } else { message.body.len() + 256 };
             fits
@@ -509,7 +565,7 @@ mod tests {
     fn requests_are_cut_by_size_and_nothing_is_left_out() {
         let sizes = |sizes: &[usize]| {
             let messages: Vec<_> = sizes.iter().map(|size| message(*size)).collect();
-            requests(&messages).map(<[Message]>::len).collect::<Vec<_>>()
+            requests(&messages, is_large).map(<[Message]>::len).collect::<Vec<_>>()
         };
         assert_eq!(sizes(&[]), [0; 0]);
         assert_eq!(sizes(&[10; 500]), [500]);

@@ -37,9 +37,9 @@
 //! | answer | counts as |
 //! |---|---|
 //! | no connection: no such name, refused, TLS that cannot be trusted, no answer within the time for connecting | outage of that endpoint |
-//! | no answer within the [time limit](WebhookOptions::time_limit), or a connection that breaks while it is awaited | retryable: it may be this event that it cannot bear |
-//! | 408, 425, 429, 5xx | retryable, by the retry policy, and not before `Retry-After` says, up to a day |
-//! | 502, 503, 504 to five different events in a row, and nothing else between | outage of that endpoint |
+//! | no answer within the [time limit](WebhookOptions::time_limit), or a connection that breaks while it is awaited; 502, 503, 504 | retryable: it may be this event that it cannot bear |
+//! | the same for five different events in a row, and no other answer between or behind them | outage of that endpoint. One that had none twice while others had another is retryable from then on, whatever becomes of the others |
+//! | 408, 425, 429, other 5xx | retryable, by the retry policy, and not before `Retry-After` says, up to a day |
 //! | 3xx | retryable. Redirects are not followed, since they may lead anywhere |
 //! | 410 | nothing is sent to this URL any more, see below |
 //! | any other 4xx | permanent |
@@ -52,7 +52,7 @@
 //!
 //! An endpoint is a scheme, a host and a port, and has a breaker of its own. One that is away does not keep events from the others:
 //! its events are put off and use up no attempt, and after a pause one of them is tried. After [a day](WebhookOptions::patience)
-//! those that were tried use up attempts: a name that somebody mistyped would be tried for ever otherwise. Where the URL is the same
+//! in the same way those that were tried use up attempts: a name that somebody mistyped would be tried for ever otherwise. Where the URL is the same
 //! for all events the breaker is that of the destination, nothing is claimed while it is open, and an outage may last.
 //!
 //! A URL that answers 410 is asking to be left alone. Its events, this one included, wait: they use up no attempt, and
@@ -73,6 +73,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use posthaste_core::EventId;
 use reqwest::{Client, Url};
 use tokio::sync::RwLock;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -86,7 +87,7 @@ use crate::template::Template;
 use crate::tls;
 
 use address::PublicOnly;
-use endpoint::{Endpoint, Endpoints};
+use endpoint::{Away, Endpoint, Endpoints, Vain};
 use request::{Answer, Request};
 use signature::Secret;
 
@@ -100,6 +101,9 @@ const BUSY: Duration = Duration::from_secs(1);
 
 /// How long requests on their way are waited for when it is closed.
 const FINISHING: Duration = Duration::from_secs(5);
+
+/// Why nothing is sent to a URL.
+const GONE: &str = "the endpoint has answered 410 and is disabled";
 
 /// Sends webhooks. Clones share connections, breakers and what is disabled.
 #[derive(Clone)]
@@ -126,13 +130,22 @@ struct Round<'a> {
     /// When the last request is begun.
     until: Instant,
     absence: Mutex<Option<Absence>>,
+    in_vain: Mutex<Vec<InVain>>,
 }
 
 /// Nobody is there, or nobody who takes anything.
 struct Absence {
+    away: Away,
     reason: String,
     /// How long the endpoint asks to be left alone.
     pause: Option<Duration>,
+}
+
+/// A request to which there was no answer, or that it is not available. Whose fault that is, is known when all have been sent.
+struct InVain {
+    place: usize,
+    id: EventId,
+    error: PublishError,
 }
 
 /// What became of a request.
@@ -140,10 +153,14 @@ struct Absence {
 enum Fate {
     /// It was noted, and somebody was there.
     Answered,
-    /// It was noted, and nobody was asked.
+    /// It was noted, and shows nothing of the endpoint.
     PutOff,
+    /// Somebody was there, in vain.
+    InVain,
     /// Nobody was there. What that means is known when all have been sent.
     Away,
+    /// It was not even sent, since others had found nobody.
+    Untried,
 }
 
 impl Webhook {
@@ -203,43 +220,67 @@ impl Webhook {
         let pass = if ours { endpoint.breaker.enter() } else { None };
         if ours && pass.is_none() {
             for (request, pause) in requests.iter().zip(endpoint.breaker.put_off(requests.len())) {
-                results.note(request.place, Err(PublishError::deferred("the endpoint is away", pause)));
+                results.note(request.place, Err(PublishError::deferred("the endpoint is away", pause).unasked()));
             }
             return;
         }
-        let round = Round { endpoint: &endpoint, results, until: self.begin_until(results), absence: Mutex::default() };
+        let (absence, in_vain) = (Mutex::default(), Mutex::default());
+        let round = Round { endpoint: &endpoint, results, until: self.begin_until(results), absence, in_vain };
         // The first shows whether it is back.
         let probing = pass.as_ref().is_some_and(|pass| pass.most() < usize::MAX);
         let behind = if probing { requests.split_off(1) } else { Vec::new() };
         let mut fates = self.in_lanes(&round, requests).await;
         fates.extend(self.in_lanes(&round, behind).await);
-        let places: Vec<usize> =
-            fates.iter().filter(|(_, fate)| *fate == Fate::Away).map(|(place, _)| *place).collect();
-        let answered = fates.iter().any(|(_, fate)| *fate == Fate::Answered);
-        match (lock(&round.absence).take(), pass) {
+        let with = |wanted: Fate| fates.iter().filter(move |(_, fate)| *fate == wanted).map(|(place, _)| *place);
+        let (mut away, untried): (Vec<_>, Vec<_>) = (with(Fate::Away).collect(), with(Fate::Untried).collect());
+        let (mut answered, mut absence) = (with(Fate::Answered).count() > 0, lock(&round.absence).take());
+        for InVain { place, id, error } in std::mem::take(&mut *lock(&round.in_vain)) {
+            if endpoint.is_in_vain_for_all(&id) {
+                endpoint.is_away(Away::InVain);
+                let reason = || Absence { away: Away::InVain, reason: error.to_string(), pause: error.pause() };
+                absence.get_or_insert_with(reason);
+                away.push(place);
+            } else {
+                answered = true;
+                results.note(place, Err(error));
+            }
+        }
+        // Others may have had an answer after it seemed that nobody has one.
+        match (absence.filter(|absence| absence.away == Away::Nobody || !away.is_empty()), pass) {
             (Some(absence), Some(pass)) => {
                 pass.failed(absence.pause, &absence.reason);
                 let too_long = endpoint.away_for() >= self.inner.options.patience;
-                let pauses = endpoint.breaker.put_off(places.len());
-                for (place, pause) in places.into_iter().zip(pauses) {
+                let pauses = endpoint.breaker.put_off(away.len() + untried.len());
+                let tried = away.iter().map(|place| (*place, too_long));
+                for ((place, counts), pause) in tried.chain(untried.into_iter().map(|place| (place, false))).zip(pauses)
+                {
                     let reason = absence.reason.clone();
-                    let error = if too_long {
+                    let error = if counts {
                         PublishError::retryable(reason).retry_after(pause)
                     } else {
                         PublishError::deferred(reason, pause)
                     };
-                    results.note(place, Err(error));
+                    results.note(place, Err(error.unasked()));
                 }
             }
             // The breaker is that of the destination, which will be told.
             (Some(absence), None) => {
-                for place in places {
+                for place in away.into_iter().chain(untried) {
                     let error = PublishError::outage(absence.reason.clone());
                     results.note(place, Err(error.retry_after(absence.pause.unwrap_or_default())));
                 }
             }
-            (None, Some(pass)) if answered => pass.succeeded(),
-            (None, _) => {}
+            (None, pass) => {
+                for place in untried {
+                    results.note(
+                        place,
+                        Err(PublishError::deferred("the endpoint had no answer for others", BUSY).unasked()),
+                    );
+                }
+                if let Some(pass) = pass.filter(|_| answered) {
+                    pass.succeeded();
+                }
+            }
         }
     }
 
@@ -277,7 +318,7 @@ impl Webhook {
     async fn one(&self, round: &Round<'_>, request: &Request) -> Fate {
         let Inner { options, secrets, client, endpoints, .. } = &*self.inner;
         let put_off = |reason: &str, pause| {
-            round.results.note(request.place, Err(PublishError::deferred(reason, pause)));
+            round.results.note(request.place, Err(PublishError::deferred(reason, pause).unasked()));
             Fate::PutOff
         };
         let place = timeout_at(round.until, round.endpoint.places.acquire()).await;
@@ -287,17 +328,11 @@ impl Webhook {
         };
         // One that found nobody is enough.
         if lock(&round.absence).is_some() {
-            return Fate::Away;
+            return Fate::Untried;
         }
-        let gone = || put_off("the endpoint has answered 410 and is disabled", options.gone_pause);
         if endpoints.is_disabled(&request.url) {
-            return gone();
+            return put_off(GONE, options.gone_pause);
         }
-        let away = |reason: String, pause| {
-            round.endpoint.is_away();
-            lock(&round.absence).get_or_insert(Absence { reason, pause });
-            Fate::Away
-        };
         let judged = |result| {
             round.results.note(request.place, result);
             Fate::Answered
@@ -305,26 +340,51 @@ impl Webhook {
         match request.send(client, secrets).await {
             Answer::Judged(result) => {
                 round.endpoint.answered();
+                if result.is_ok() {
+                    round.endpoint.took(&request.id);
+                }
                 judged(result)
             }
-            Answer::Silence(error) => judged(Err(PublishError::retryable(error))),
+            Answer::Silence(error) => round.in_vain(request, PublishError::retryable(error)),
             Answer::Refused(error) => {
                 round.results.note(request.place, Err(error.unasked()));
                 Fate::PutOff
             }
-            Answer::Unavailable(error) if round.endpoint.is_unavailable_to(&request.id) => {
-                away(error.to_string(), error.pause())
+            Answer::Unavailable(error) => round.in_vain(request, error),
+            Answer::Away(error) => {
+                round.endpoint.is_away(Away::Nobody);
+                let reason = in_one_line(&error);
+                lock(&round.absence).get_or_insert(Absence { away: Away::Nobody, reason, pause: None });
+                Fate::Away
             }
-            Answer::Unavailable(error) => judged(Err(error)),
-            Answer::Away(error) => away(in_one_line(&error), None),
             Answer::Gone => {
                 let host = request.url.host_str().unwrap_or_default();
                 warn!(destination = options.name, host, "an endpoint answered 410 and gets nothing any more");
                 round.endpoint.answered();
                 endpoints.disable(&request.url);
-                gone()
+                judged(Err(PublishError::deferred(GONE, options.gone_pause)))
             }
         }
+    }
+}
+
+impl Round<'_> {
+    /// Somebody was there, and had no answer for that event.
+    fn in_vain(&self, request: &Request, error: PublishError) -> Fate {
+        match self.endpoint.in_vain(&request.id) {
+            // It says nothing of others.
+            Vain::Blamed => {
+                self.results.note(request.place, Err(error.unasked()));
+                return Fate::PutOff;
+            }
+            Vain::Alone => {}
+            Vain::Everybody => {
+                let (away, reason, pause) = (Away::InVain, error.to_string(), error.pause());
+                lock(&self.absence).get_or_insert(Absence { away, reason, pause });
+            }
+        }
+        lock(&self.in_vain).push(InVain { place: request.place, id: request.id.clone(), error });
+        Fate::InVain
     }
 }
 

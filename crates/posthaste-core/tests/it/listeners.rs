@@ -54,6 +54,57 @@ async fn a_part_of_a_fan_out_keeps_its_time_limit() {
     assert!(record.state.last_error.unwrap().contains("time limit of 5ms"));
 }
 
+/// Answers so, one after the other, and DONE at the end; and counts how often it was asked.
+fn answers(
+    verdicts: impl IntoIterator<Item = Result<Outcome, &'static str>>,
+) -> (impl Listener + Clone, Arc<AtomicUsize>) {
+    let (asked, verdicts) = (Arc::new(AtomicUsize::new(0)), verdicts.into_iter().collect::<Vec<_>>());
+    let counted = Arc::clone(&asked);
+    let listener = move |_: Delivery| {
+        let answer = verdicts.get(counted.fetch_add(1, Ordering::SeqCst)).cloned();
+        std::future::ready(answer.unwrap_or(Ok(Outcome::Done)))
+    };
+    (listener, asked)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_one_of_a_fan_out_puts_off_goes_on_with_that_one() {
+    let later = || Ok(Outcome::RetryAfter(Duration::from_secs(60)));
+    let (first, firsts) = answers([]);
+    let (second, seconds) = answers([later(), later(), Err("not yet"), later()]);
+    let (third, thirds) = answers([later()]);
+    let store = MemoryStore::new();
+    let whole = FanOut::new().and(first).and(second).and(third);
+    let options = Options { retry_base: Duration::from_secs(1), ..Options::default() };
+    let outbox = Outbox::builder(store.clone()).options(options).listen_all(whole).start().await.unwrap();
+    write(&outbox, "Any").await;
+    until(&store, "it is done", |counts| counts.done == 1).await;
+    let asked = [firsts, seconds, thirds].map(|asked| asked.load(Ordering::SeqCst));
+    // The first once for each attempt, of which there were two; the third got it when the second was through.
+    assert_eq!(asked, [2, 5, 2]);
+    let record = store.list(&Default::default(), &Default::default()).await.unwrap().remove(0);
+    assert_eq!(record.state.attempts, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_of_a_fan_out_has_seen_nothing() {
+    let (first, firsts) = answers([]);
+    let (second, _) = answers([Ok(Outcome::RetryAfter(Duration::from_secs(1)))]);
+    let whole = FanOut::new().and(first).and(second);
+    let event = Delivery::new(Event::of_json("Any", "{}").unwrap(), 0, posthaste_core::listener::Path::Cold);
+    assert_eq!(whole.on_event(&event).await.unwrap(), Outcome::RetryAfter(Duration::from_secs(1)));
+    assert_eq!(whole.clone().on_event(&event).await.unwrap(), Outcome::Done);
+    assert_eq!(firsts.load(Ordering::SeqCst), 2);
+    // Another attempt has failed elsewhere, and begins anew.
+    let (second, _) = answers([Ok(Outcome::RetryAfter(Duration::from_secs(1)))]);
+    let (first, firsts) = answers([]);
+    let whole = FanOut::new().and(first).and(second);
+    whole.on_event(&event).await.unwrap();
+    let next = Delivery::new(event.event().clone(), 1, posthaste_core::listener::Path::Cold);
+    assert_eq!(whole.on_event(&next).await.unwrap(), Outcome::Done);
+    assert_eq!(firsts.load(Ordering::SeqCst), 2);
+}
+
 #[test]
 fn a_payload_that_does_not_decode_is_known_for_what_it_is() {
     let event = Event::of_json("Any", r#"{"total":"many"}"#).unwrap();

@@ -9,7 +9,7 @@ const GROUP: usize = 1000;
 
 /// How long after a group the next one comes. So a backlog costs the database no more than 2000 rows in a second, however long the
 /// destination is away, and one of ten thousand is through five seconds after the first.
-pub(super) const STEP: Duration = Duration::from_millis(500);
+pub(crate) const STEP: Duration = Duration::from_millis(500);
 
 /// How long after the first group the last one comes. What finds no place in between shares one: the destination may have come back
 /// with the first.
@@ -17,11 +17,11 @@ const LONGEST: Duration = Duration::from_secs(120);
 
 /// The group that was filled last.
 #[derive(Debug, Default)]
-pub(super) struct Turns(Option<(Instant, usize)>);
+pub(crate) struct Turns(Option<(Instant, usize)>);
 
 impl Turns {
     /// When one more event comes: with the last group or behind it, if that is not before `earliest`, and otherwise at `first`.
-    pub(super) fn next(&mut self, earliest: Instant, first: Instant) -> Instant {
+    pub(crate) fn next(&mut self, earliest: Instant, first: Instant) -> Instant {
         let (at, taken) = match self.0 {
             Some((at, taken)) if at >= earliest && taken < GROUP => (at, taken),
             Some((at, _)) if at >= earliest && at + STEP <= earliest + LONGEST => (at + STEP, 0),
@@ -32,7 +32,7 @@ impl Turns {
     }
 
     /// From now on everything comes at once.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.0 = None;
     }
 }

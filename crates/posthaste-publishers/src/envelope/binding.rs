@@ -38,6 +38,13 @@ const OF_HTTP: [&str; 11] = [
     "upgrade",
 ];
 
+/// What publishers say in headers of HTTP, or leave out unless it is allowed.
+const OF_WEBHOOKS: [&str; 6] =
+    ["authorization", "cookie", "proxy-authorization", "webhook-id", "webhook-signature", "webhook-timestamp"];
+
+/// What publishers say in fields.
+const OF_FIELDS: [&str; 2] = ["event-id", "payload"];
+
 /// The longest name in a table of AMQP 0.9.1, in bytes.
 const LONGEST_OF_AMQP: usize = 255;
 
@@ -55,6 +62,15 @@ impl Binding {
                 Self::Kafka | Self::Mqtt | Self::Fields => false,
             };
         (!taken).then(|| (Cow::Owned(self.name(name)), self.value(value)))
+    }
+
+    /// Names that publishers use, so that a header of an event that has one of them may be left out, or taken for theirs.
+    pub(super) fn has_for_itself(self) -> &'static [&'static str] {
+        match self {
+            Self::Http => &OF_WEBHOOKS,
+            Self::Fields => &OF_FIELDS,
+            Self::Kafka | Self::Nats | Self::Amqp | Self::Mqtt => &[],
+        }
     }
 
     /// One of our own headers. What it is called fits every protocol.

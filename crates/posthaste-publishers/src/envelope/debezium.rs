@@ -48,7 +48,9 @@ impl Debezium {
         match self.event_type_header.as_deref() {
             Some(name) if name.trim().is_empty() => Err(EnvelopeError::NoHeaderName),
             Some(name)
-                if name.trim() != name || ["id", "content-type"].iter().any(|own| own.eq_ignore_ascii_case(name)) =>
+                if name.trim() != name
+                    || name.contains(char::is_control)
+                    || ["id", "content-type"].iter().any(|own| own.eq_ignore_ascii_case(name)) =>
             {
                 Err(EnvelopeError::HeaderName { name: name.to_owned() })
             }
@@ -56,12 +58,14 @@ impl Debezium {
         }
     }
 
-    /// Whether a header of that name can be sent there.
+    /// Whether a header of that name can be sent there, and arrives under that name.
     pub(super) fn check_for(&self, binding: Binding) -> Result<(), EnvelopeError> {
-        match &self.event_type_header {
-            Some(name) if binding.header(name, "").is_none() => Err(EnvelopeError::HeaderName { name: name.clone() }),
-            _ => Ok(()),
+        let Some(name) = &self.event_type_header else { return Ok(()) };
+        let arrives = binding.header(name, "").is_some_and(|(sent, _)| sent == name.as_str());
+        if arrives && !binding.has_for_itself().iter().any(|own| own.eq_ignore_ascii_case(name)) {
+            return Ok(());
         }
+        Err(EnvelopeError::HeaderName { name: name.clone() })
     }
 
     pub(super) fn wrap(&self, binding: Binding, event: &Delivery) -> Wrapped {
@@ -73,6 +77,39 @@ impl Debezium {
         match binding {
             Binding::Kafka => Wrapped { content_type: "".into(), ..wrapped },
             _ => wrapped,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_would_be_lost_or_changed_on_its_way_is_refused() {
+        let check = |binding, name: &str| {
+            let settings = Debezium::new().event_type_header(name);
+            settings.check().and_then(|()| settings.check_for(binding)).is_ok()
+        };
+        let all = [Binding::Kafka, Binding::Nats, Binding::Amqp, Binding::Http, Binding::Mqtt, Binding::Fields];
+        assert!(all.into_iter().all(|binding| check(binding, "eventType")));
+        for name in ["", " type", "a\nb", "ID", "Content-Type"] {
+            assert!(!all.into_iter().any(|binding| check(binding, name)), "{name:?}");
+        }
+        for (binding, name) in [
+            (Binding::Http, "webhook-id"),
+            (Binding::Http, "Authorization"),
+            (Binding::Http, "host"),
+            (Binding::Http, "größe"),
+            (Binding::Http, "event type"),
+            (Binding::Nats, "Nats-Msg-Id"),
+            (Binding::Nats, "event:type"),
+            (Binding::Amqp, "CC"),
+            (Binding::Fields, "payload"),
+            (Binding::Fields, "event-id"),
+        ] {
+            assert!(!check(binding, name), "{binding:?}: {name}");
+            assert!(check(Binding::Kafka, name), "{name}");
         }
     }
 }

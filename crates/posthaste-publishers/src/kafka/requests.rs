@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rdkafka::ClientConfig;
+use tokio::time::Instant;
 
 /// How many sizes there are.
 pub(super) const SIZES: usize = 5;
@@ -14,6 +16,9 @@ const STEP: usize = 4;
 /// What librdkafka puts into a request, unless it is told otherwise.
 const BYTES: usize = 1_000_000;
 const MESSAGES: usize = 10_000;
+
+/// After how long a topic gets requests of the next larger size again: its limit may be another, or few messages were so large.
+const LARGER_AFTER: Duration = Duration::from_secs(600);
 
 /// For how many topics it is remembered that they take small requests only.
 const MOST: usize = 10_000;
@@ -61,25 +66,35 @@ fn number(config: &ClientConfig, property: &str, otherwise: usize) -> usize {
     config.get(property).and_then(|value| value.trim().parse().ok()).unwrap_or(otherwise)
 }
 
-/// Which topics take smaller requests only.
+/// Which topics take smaller requests only, and since when.
 #[derive(Default)]
-pub(super) struct Sizes(Mutex<HashMap<String, Size>>);
+pub(super) struct Sizes(Mutex<HashMap<String, (Size, Instant)>>);
 
 impl Sizes {
     pub(super) fn of(&self, topic: &str) -> Size {
-        self.all().get(topic).copied().unwrap_or_default()
+        let mut all = self.all();
+        let Some((size, since)) = all.get_mut(topic) else { return Size::default() };
+        if since.elapsed() < LARGER_AFTER {
+            return *size;
+        }
+        (*size, *since) = (Size(size.0.saturating_sub(1)), Instant::now());
+        let size = *size;
+        if size == Size::default() {
+            all.remove(topic);
+        }
+        size
     }
 
-    /// The topic took no larger ones.
+    /// The topic took such requests, and no larger ones.
     pub(super) fn at_most(&self, topic: &str, size: Size) {
         let mut all = self.all();
         if all.len() < MOST || all.contains_key(topic) {
-            let known = all.entry(topic.to_owned()).or_default();
-            *known = (*known).max(size);
+            let (known, since) = all.entry(topic.to_owned()).or_insert((size, Instant::now()));
+            (*known, *since) = ((*known).max(size), Instant::now());
         }
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<String, Size>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<String, (Size, Instant)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -122,5 +137,18 @@ mod tests {
         sizes.at_most("a", Size(2));
         sizes.at_most("a", Size(1));
         assert_eq!((sizes.of("a"), sizes.of("b")), (Size(2), Size(0)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_topic_gets_larger_requests_again_after_a_while() {
+        let sizes = Sizes::default();
+        sizes.at_most("a", Size(2));
+        tokio::time::sleep(LARGER_AFTER / 2).await;
+        sizes.at_most("a", Size(2));
+        for (after, size) in [(LARGER_AFTER / 2, 2), (LARGER_AFTER / 2, 1), (LARGER_AFTER / 2, 1), (LARGER_AFTER, 0)] {
+            tokio::time::sleep(after).await;
+            assert_eq!(sizes.of("a"), Size(size));
+        }
+        assert!(sizes.all().is_empty());
     }
 }

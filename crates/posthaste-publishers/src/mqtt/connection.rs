@@ -1,21 +1,30 @@
 //! The connection to a broker.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use rumqttc::{AsyncClient, ConnAck, Event, Packet};
+use rumqttc::{
+    AsyncClient, ConnAck, ConnectionError, DisconnectReasonCode, Event, Packet, StateError, default_socket_connect,
+};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::MqttOptions;
+use super::parting::{Ear, Overheard, Reason};
 use crate::address;
 use crate::publisher::PublishError;
+
+/// How long the end of a connection is waited for when a message has noticed it.
+const END: Duration = Duration::from_millis(500);
 
 /// One connection and session, until it is lost: another is made then. So nothing that was given up is sent later.
 pub(super) struct Connection {
     pub(super) client: AsyncClient,
     /// The most bytes of a packet that the broker takes.
     pub(super) max_packet: Option<usize>,
+    /// Why the broker ended it, if it said so.
+    parting: Reason,
     /// Ends when the connection does.
     driver: JoinHandle<()>,
 }
@@ -33,9 +42,16 @@ impl Connection {
     ) -> Result<Self, PublishError> {
         let shown = address::shown(&options.url);
         let failed = |reason: String| PublishError::outage(format!("cannot connect to {shown}: {reason}"));
+        let (parting, mut client_options) = (Reason::default(), client_options.clone());
+        let told_by = Arc::clone(&parting);
+        client_options.set_socket_connector(move |host, network| {
+            let ear = Ear::new(Arc::clone(&told_by));
+            async move { Ok(Overheard { stream: default_socket_connect(host, network).await?, ear }) }
+        });
         let (client, mut events) =
-            AsyncClient::builder(client_options.clone()).try_build().map_err(|error| failed(error.to_string()))?;
+            AsyncClient::builder(client_options).try_build().map_err(|error| failed(error.to_string()))?;
         let (tell, told) = oneshot::channel::<Result<ConnAck, String>>();
+        let part = Arc::clone(&parting);
         let name = options.name.clone();
         let driver = tokio::spawn(async move {
             let mut tell = Some(tell);
@@ -49,6 +65,10 @@ impl Connection {
                     }
                     Ok(_) => {}
                     Err(error) => {
+                        if let ConnectionError::MqttState(StateError::ServerDisconnect { reason_code, .. }) = &error {
+                            // Over TLS it is heard here only.
+                            let _ = part.set(*reason_code);
+                        }
                         match tell.take() {
                             Some(tell) => drop(tell.send(Err(error.to_string()))),
                             None => tracing::debug!(destination = name, %error, "connection ended"),
@@ -58,7 +78,7 @@ impl Connection {
                 }
             }
         });
-        let mut connection = Self { client, max_packet: None, driver };
+        let mut connection = Self { client, max_packet: None, parting, driver };
         let limit = options.connect_timeout;
         let accepted = match timeout(limit, told).await {
             Ok(Ok(accepted)) => accepted.map_err(failed)?,
@@ -75,6 +95,19 @@ impl Connection {
         !self.driver.is_finished()
     }
 
+    /// Why the broker ended it, if it said so.
+    pub(super) async fn parting(&self) -> Option<DisconnectReasonCode> {
+        // Messages may notice the end before it is known here.
+        let _ = timeout(END, self.ended()).await;
+        self.parting.get().copied()
+    }
+
+    async fn ended(&self) {
+        while self.stands() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// Sends nothing any more over a connection that does not answer.
     pub(super) fn abandon(&self) {
         self.driver.abort();
@@ -83,8 +116,6 @@ impl Connection {
     /// Says goodbye.
     pub(super) async fn close(&self) {
         self.client.disconnect().await.ok();
-        while self.stands() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        self.ended().await;
     }
 }

@@ -1,6 +1,6 @@
 //! What cannot be carried, what an answer means, and what it means that there is none.
 
-use rumqttc::{PubAckReason, PubCompReason, PubRecReason, PublishResult};
+use rumqttc::{DisconnectReasonCode, PubAckReason, PubCompReason, PubRecReason, PublishResult};
 
 use crate::publisher::{Message, PublishError};
 
@@ -24,6 +24,67 @@ pub(super) enum End {
     Cut,
     /// Nothing came any more.
     Silent,
+}
+
+/// Whose fault it is, to the broker, that it ended a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Its own, or that of all who send: no message was looked at.
+    Nobodys,
+    /// That of a message, it does not say how. Where nothing else was under way it is that message's, if it happens again.
+    Somebodys,
+    /// That of a message, which may be taken later.
+    Retryable,
+    /// That of a message, which is never taken.
+    Permanent,
+}
+
+/// What the reason means that a broker gives with DISCONNECT.
+pub(super) fn fault(reason: DisconnectReasonCode) -> Fault {
+    use DisconnectReasonCode as Reason;
+    match reason {
+        Reason::NormalDisconnection
+        | Reason::DisconnectWithWillMessage
+        | Reason::ServerBusy
+        | Reason::ServerShuttingDown
+        | Reason::KeepAliveTimeout
+        | Reason::SessionTakenOver
+        | Reason::MessageRateTooHigh
+        | Reason::QuotaExceeded
+        | Reason::AdministrativeAction
+        | Reason::UseAnotherServer
+        | Reason::ServerMoved
+        | Reason::ConnectionRateExceeded
+        | Reason::MaximumConnectTime => Fault::Nobodys,
+        Reason::NotAuthorized | Reason::RetainNotSupported | Reason::QoSNotSupported => Fault::Retryable,
+        Reason::PacketTooLarge | Reason::TopicNameInvalid | Reason::PayloadFormatInvalid => Fault::Permanent,
+        Reason::UnspecifiedError
+        | Reason::MalformedPacket
+        | Reason::ProtocolError
+        | Reason::ImplementationSpecificError
+        | Reason::ReceiveMaximumExceeded
+        | Reason::TopicAliasInvalid
+        // Of subscriptions, which there are none of.
+        | Reason::TopicFilterInvalid
+        | Reason::SharedSubscriptionNotSupported
+        | Reason::SubscriptionIdentifiersNotSupported
+        | Reason::WildcardSubscriptionsNotSupported => Fault::Somebodys,
+    }
+}
+
+/// What to do about such a reason, where something can be done.
+pub(super) fn advice(reason: DisconnectReasonCode) -> &'static str {
+    use DisconnectReasonCode as Reason;
+    match reason {
+        Reason::NotAuthorized => "; the broker has to allow it to this user",
+        Reason::PacketTooLarge => "; raise its limit, or send less",
+        Reason::RetainNotSupported => "; do not ask to retain messages",
+        Reason::QoSNotSupported => "; the broker has to allow it, or do not ask for exactly_once",
+        Reason::SessionTakenOver => "; somebody else has connected with the same client id",
+        Reason::QuotaExceeded | Reason::MessageRateTooHigh => "; the broker has to allow more to this user",
+        Reason::UseAnotherServer | Reason::ServerMoved => "; connect to the other server",
+        _ => "",
+    }
 }
 
 /// What an answer makes of a message.
@@ -121,6 +182,24 @@ mod tests {
             content_type: "text/plain".into(),
             headers: Vec::new(),
             body: "x".into(),
+        }
+    }
+
+    #[test]
+    fn a_reason_to_end_the_connection_is_the_fault_of_a_message_or_of_nobody() {
+        use DisconnectReasonCode as Reason;
+        for (reason, expected) in [
+            (Reason::ServerShuttingDown, Fault::Nobodys),
+            (Reason::SessionTakenOver, Fault::Nobodys),
+            (Reason::QuotaExceeded, Fault::Nobodys),
+            (Reason::MessageRateTooHigh, Fault::Nobodys),
+            (Reason::NotAuthorized, Fault::Retryable),
+            (Reason::PacketTooLarge, Fault::Permanent),
+            (Reason::TopicNameInvalid, Fault::Permanent),
+            (Reason::UnspecifiedError, Fault::Somebodys),
+            (Reason::MalformedPacket, Fault::Somebodys),
+        ] {
+            assert_eq!(fault(reason), expected, "{reason:?}");
         }
     }
 

@@ -115,13 +115,13 @@ impl Connection {
         }
     }
 
-    /// Whether there is a stream for the subject, whether it answers or not. Without the right to ask, it seems there is none.
-    pub(super) async fn has_stream(&self, options: &NatsOptions, subject: &str) -> Result<bool, PublishError> {
+    /// Whether there is a stream for the subject, whether it answers or not. Nothing without the right to ask.
+    pub(super) async fn has_stream(&self, options: &NatsOptions, subject: &str) -> Result<Option<bool>, PublishError> {
         let wanted = serde_json::json!({ "subject": subject }).to_string();
         let answer = self.ask(options, "$JS.API.STREAM.NAMES".to_owned(), wanted.into()).await;
-        let Some(answer) = answer.map_err(PublishError::outage)? else { return Ok(false) };
+        let Some(answer) = answer.map_err(PublishError::outage)? else { return Ok(None) };
         match (&answer["error"], answer["streams"].as_array()) {
-            (serde_json::Value::Null, streams) => Ok(streams.is_some_and(|streams| !streams.is_empty())),
+            (serde_json::Value::Null, streams) => Ok(Some(streams.is_some_and(|streams| !streams.is_empty()))),
             (error, _) => Err(PublishError::outage(format!("JetStream is not ready: {}", error["description"]))),
         }
     }

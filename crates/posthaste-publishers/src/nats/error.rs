@@ -57,6 +57,14 @@ pub(super) fn no_stream(subject: &str) -> PublishError {
     ))
 }
 
+/// Nobody listens, and we may not ask whether there is a stream.
+pub(super) fn nobody_to_ask(subject: &str) -> PublishError {
+    PublishError::retryable(format!(
+        "nobody listens to the subject {subject:?}: no stream has it, or its stream has no leader now, and this user may not ask \
+         which; permit it to publish to $JS.API.STREAM.NAMES, so that a stream without a leader uses up no attempts"
+    ))
+}
+
 pub(super) fn lost() -> PublishError {
     PublishError::outage("the connection to NATS was lost before the acknowledgement")
 }

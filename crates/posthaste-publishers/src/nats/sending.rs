@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue, NATS_EXPECTED_STREAM, NATS_MESSAGE_ID};
 use async_nats::jetstream::context::{self, PublishAckFuture, PublishErrorKind as Refusal};
 use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::publish::PublishAck;
 use futures_util::FutureExt;
 use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep_until};
@@ -129,17 +130,19 @@ impl Watch {
         }
     }
 
-    pub(super) async fn acknowledged(&mut self, subject: &str, pending: PublishAckFuture) -> Result<(), Trouble> {
+    /// Waits for the acknowledgement of a message. Says whether the stream had it already.
+    pub(super) async fn acknowledged(&mut self, subject: &str, pending: PublishAckFuture) -> Result<bool, Trouble> {
         let mut pending = pending.into_future();
+        let is_repeat = |ack: PublishAck| ack.duplicate;
         loop {
             if let Some(trouble) = self.vain(subject) {
                 let answer = (&mut pending).now_or_never();
                 return answer
-                    .map_or(Err(trouble), |answer| answer.map(drop).map_err(|error| refused(subject, &error)));
+                    .map_or(Err(trouble), |answer| answer.map(is_repeat).map_err(|error| refused(subject, &error)));
             }
             tokio::select! {
                 biased;
-                answer = &mut pending => return self.judged(subject, answer.map(drop)),
+                answer = &mut pending => return self.judged(subject, answer.map(is_repeat)),
                 () = self.look() => {}
             }
         }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::link::{Line, Link};
 use super::options::RabbitOptions;
 use super::{NO_EXCHANGE, SEPARATOR};
-use crate::pauses::Pauses;
+use crate::pauses::Round;
 use crate::publisher::{Message, PublishError};
 
 /// How long the broker has to answer a question when it has not confirmed something.
@@ -33,7 +33,6 @@ const BLOCKED: &str = "RabbitMQ takes no messages now, for lack of memory or dis
 pub(super) struct Broker<'a> {
     pub(super) link: &'a Link,
     pub(super) options: &'a RabbitOptions,
-    pub(super) pauses: &'a Pauses,
     pub(super) until: Instant,
 }
 
@@ -87,13 +86,13 @@ impl Letter {
 
 impl Letter {
     /// The letter, unless where it goes is left alone now.
-    pub(super) fn put_off(self, pauses: &Pauses) -> Result<Self, PublishError> {
-        if pauses.is_empty() {
+    pub(super) fn put_off(self, ends: &mut Round<'_>) -> Result<Self, PublishError> {
+        if ends.nobody_is_away() {
             return Ok(self);
         }
-        match pauses.left(self.exchange.as_str()).or_else(|| pauses.left(&self.address())) {
-            Some(left) => Err(PublishError::deferred(self.not_confirmed(), left)),
-            None => Ok(self),
+        match ends.enter(&[self.exchange.as_str(), &self.address()]) {
+            Err(left) => Err(PublishError::deferred(self.not_confirmed(), left).unasked()),
+            Ok(()) => Ok(self),
         }
     }
 
@@ -117,13 +116,18 @@ type Fate = Result<(), PublishError>;
 ///
 /// Where one of them makes the broker close the channel, those that had no answer yet are sent again on another: one alone, then
 /// twice as many each time. So the one to blame is found, in order, and nobody is blamed for it or taken for delivered.
-pub(super) async fn send(broker: &Broker<'_>, mut open: Vec<Letter>, mut tell: impl FnMut(usize, Fate)) {
+pub(super) async fn send(
+    broker: &Broker<'_>,
+    ends: &mut Round<'_>,
+    mut open: Vec<Letter>,
+    mut tell: impl FnMut(usize, Fate),
+) {
     let (mut window, mut heard) = (usize::MAX, false);
     while !open.is_empty() {
         if heard && Instant::now() >= broker.until {
             let late = |letter: Letter| {
                 let reason = "RabbitMQ took the time of the whole batch for others of it";
-                tell(letter.place, Err(PublishError::deferred(reason, SOON)));
+                tell(letter.place, Err(PublishError::deferred(reason, SOON).unasked()));
             };
             return open.into_iter().for_each(late);
         }
@@ -132,9 +136,9 @@ pub(super) async fn send(broker: &Broker<'_>, mut open: Vec<Letter>, mut tell: i
         let (mut fates, before) = (fates.into_iter(), open.len());
         open.retain(|letter| match fates.next().flatten() {
             Some(fate) => {
-                if fate.is_ok() && !broker.pauses.is_empty() {
-                    broker.pauses.there(letter.exchange.as_str());
-                    broker.pauses.there(&letter.address());
+                if fate.as_ref().map_or_else(|error| error.is_refusal(), |()| true) && !ends.nobody_is_away() {
+                    ends.there(letter.exchange.as_str());
+                    ends.there(&letter.address());
                 }
                 tell(letter.place, fate);
                 heard = true;
@@ -149,8 +153,8 @@ pub(super) async fn send(broker: &Broker<'_>, mut open: Vec<Letter>, mut tell: i
                 for letter in open.drain(..silent) {
                     let exchange = letter.exchange.as_str();
                     let pause = match exchange == NO_EXCHANGE || speaking.contains(&letter.exchange) {
-                        true => broker.pauses.away(&letter.address()),
-                        false => broker.pauses.away(exchange),
+                        true => ends.away(&letter.address()),
+                        false => ends.away(exchange),
                     };
                     tell(letter.place, Err(PublishError::deferred(letter.not_confirmed(), pause)));
                 }
@@ -161,6 +165,7 @@ pub(super) async fn send(broker: &Broker<'_>, mut open: Vec<Letter>, mut tell: i
                 let also = |letter: &Letter| same_reason(&error, &culprit, letter);
                 for letter in std::iter::once(&culprit).chain(open.iter().filter(|letter| also(letter))) {
                     tell(letter.place, Err(refusal(&error)));
+                    ends.there(letter.exchange.as_str());
                 }
                 open.retain(|letter| !also(letter));
                 heard = true;
@@ -229,18 +234,18 @@ async fn together(broker: &Broker<'_>, letters: &[Letter]) -> (Vec<Option<Fate>>
         Err(silence) => return away(silence.end(link, &line).await),
     };
 
-    let mut under_way = Vec::with_capacity(letters.len());
+    let mut under_way: Vec<Option<Publish<'_>>> = Vec::with_capacity(letters.len());
     for letter in letters {
         under_way.push((letter.head <= line.frame_max()).then(|| Publish::begin(&channel, options, letter)));
     }
     let mut answers = Vec::with_capacity(letters.len());
     let mut silence = None;
-    for publish in under_way {
+    for publish in &mut under_way {
         answers.push(match publish {
             None => Answer::TooLarge,
             // That one is silent does not mean that the others are: what has come is heard.
-            Some(publish) if silence.is_some() => publish.heard(),
-            Some(publish) => match answer(&line, broker.patience(), publish.confirmation()).await {
+            Some(publish) if silence.is_some() => publish.heard().unwrap_or(Answer::Open),
+            Some(publish) => match answer(&line, broker.patience(), &mut *publish).await {
                 Ok(confirmation) => Answer::of(confirmation),
                 Err(said) => {
                     silence = Some(said);
@@ -249,6 +254,10 @@ async fn together(broker: &Broker<'_>, letters: &[Letter]) -> (Vec<Option<Fate>>
             },
         });
     }
+    if silence.is_some() {
+        hear_again(&mut answers, |place| under_way[place].as_mut()?.heard());
+    }
+    drop(under_way);
     let confirmed = letters.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Answer::Confirmed { .. }));
     let speaking = confirmed.map(|(letter, _)| letter.exchange.clone()).collect();
     let (fates, error) = judge(letters, answers);
@@ -303,6 +312,8 @@ enum Answer {
     },
     Error(lapin::Error),
     Open,
+    /// What became of this one is open, but on its acknowledgement hung another.
+    Carrier(Returned),
 }
 
 /// A message that no queue got.
@@ -323,6 +334,23 @@ impl Answer {
             reason: message.reply_text.clone(),
         });
         Self::Confirmed { taken, returned }
+    }
+}
+
+/// Listens once more to those that were silent. While one after the other was asked, an acknowledgement may have come for one that
+/// had been asked already, with a message on it that came back, and the acknowledgement of that one behind it. Whatever came back
+/// before any of the answers is known now. What these late ones say of themselves is left open: for that they would have to be
+/// listened to once more.
+fn hear_again(answers: &mut [Answer], mut heard: impl FnMut(usize) -> Option<Answer>) {
+    for (place, answer) in answers.iter_mut().enumerate() {
+        if !matches!(answer, Answer::Open) {
+            continue;
+        }
+        match heard(place) {
+            Some(Answer::Confirmed { returned: Some(returned), .. }) => *answer = Answer::Carrier(returned),
+            Some(Answer::Error(error)) => *answer = Answer::Error(error),
+            _ => {}
+        }
     }
 }
 
@@ -350,6 +378,10 @@ fn judge(letters: &[Letter], answers: Vec<Answer>) -> (Vec<Option<Fate>>, Option
                 None
             }
             Answer::Open => None,
+            Answer::Carrier(other) => {
+                returned.push(other);
+                None
+            }
         });
     }
     let fates = letters.iter().zip(heard).map(|(letter, heard)| {
@@ -370,7 +402,8 @@ fn judge(letters: &[Letter], answers: Vec<Answer>) -> (Vec<Option<Fate>>, Option
 /// A message on its way.
 enum Publish<'a> {
     Writing(Pin<Box<dyn Future<Output = lapin::Result<PublisherConfirm>> + Send + 'a>>),
-    Written(lapin::Result<PublisherConfirm>),
+    Written(PublisherConfirm),
+    Failed(lapin::Error),
 }
 
 impl<'a> Publish<'a> {
@@ -384,25 +417,36 @@ impl<'a> Publish<'a> {
             letter.properties.clone(),
         ));
         match publish.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(written) => Self::Written(written),
+            Poll::Ready(Ok(confirm)) => Self::Written(confirm),
+            Poll::Ready(Err(error)) => Self::Failed(error),
             Poll::Pending => Self::Writing(publish),
         }
     }
 
     /// What has come of it until now.
-    fn heard(self) -> Answer {
-        match pin!(self.confirmation()).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(confirmation) => Answer::of(confirmation),
-            Poll::Pending => Answer::Open,
+    fn heard(&mut self) -> Option<Answer> {
+        match Pin::new(self).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(confirmation) => Some(Answer::of(confirmation)),
+            Poll::Pending => None,
         }
     }
+}
 
-    async fn confirmation(self) -> lapin::Result<Confirmation> {
-        let written = match self {
-            Self::Writing(publish) => publish.await,
-            Self::Written(written) => written,
-        };
-        written?.await
+impl Future for Publish<'_> {
+    type Output = lapin::Result<Confirmation>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            match &mut *self {
+                Self::Writing(publish) => match publish.as_mut().poll(context) {
+                    Poll::Ready(Ok(confirm)) => *self = Self::Written(confirm),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending => return Poll::Pending,
+                },
+                Self::Written(confirm) => return Pin::new(confirm).poll(context),
+                Self::Failed(error) => return Poll::Ready(Err(error.clone())),
+            }
+        }
     }
 }
 
@@ -439,5 +483,60 @@ async fn answer<T>(line: &Line, limit: Duration, of: impl Future<Output = T>) ->
         if waited >= limit {
             return Err(Silence::Lasting(limit));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use posthaste_core::EventId;
+
+    use super::*;
+
+    fn letter(place: usize) -> Letter {
+        let message = Message {
+            id: EventId::new(place.to_string()).unwrap(),
+            to: "shop\0yes".to_owned(),
+            key: None,
+            content_type: "text/plain".into(),
+            headers: Vec::new(),
+            body: "x".into(),
+        };
+        Letter::new(place, message, &RabbitOptions::new("amqp://127.0.0.1")).unwrap()
+    }
+
+    fn returned(place: usize) -> Returned {
+        Returned { id: ShortString::try_new(place.to_string()).ok(), reason: "NO_ROUTE".into() }
+    }
+
+    fn confirmed(returned: Option<Returned>) -> Answer {
+        Answer::Confirmed { taken: true, returned }
+    }
+
+    fn fates(letters: &[Letter], answers: Vec<Answer>) -> Vec<Option<bool>> {
+        judge(letters, answers).0.into_iter().map(|fate| fate.map(|fate| fate.is_ok())).collect()
+    }
+
+    /// The first was silent when it was asked. Then its acknowledgement came, with the third on it that came back, and that of the
+    /// third, which was asked after that.
+    #[test]
+    fn what_came_back_while_others_were_asked_is_not_taken_for_delivered() {
+        let letters: Vec<_> = (0..4).map(letter).collect();
+        let mut answers = vec![Answer::Open, confirmed(None), confirmed(None), Answer::Open];
+        hear_again(&mut answers, |place| (place == 0).then(|| confirmed(Some(returned(2)))));
+        // Of the second it is not known whether it hangs on one that has not come yet.
+        assert_eq!(fates(&letters, answers), [None, None, Some(false), None]);
+    }
+
+    #[test]
+    fn who_is_heard_late_is_heard_for_others_only() {
+        let letters: Vec<_> = (0..3).map(letter).collect();
+        let mut answers = vec![confirmed(None), Answer::Open, Answer::Open];
+        let mut asked = Vec::new();
+        hear_again(&mut answers, |place| {
+            asked.push(place);
+            (place == 2).then(|| confirmed(None))
+        });
+        assert_eq!(asked, [1, 2], "those that were silent");
+        assert_eq!(fates(&letters, answers), [Some(true), None, None]);
     }
 }

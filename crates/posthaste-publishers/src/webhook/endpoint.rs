@@ -1,6 +1,6 @@
 //! The ends that webhooks go to: which are away, and which are gone for good.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,8 +18,17 @@ const MOST: usize = 10_000;
 /// How many are left when there were too many.
 const LEFT: usize = 9_000;
 
-/// How many different events have to hear that it is not available until it counts as away.
-const UNAVAILABLE: usize = 5;
+/// How many different events in a row have to ask in vain until it counts as away.
+const IN_VAIN: usize = 5;
+
+/// How many events that asked in vain are remembered.
+const REMEMBERED: usize = 100;
+
+/// How many events are remembered that asked in vain while others did not.
+const BLAMED: usize = 1_000;
+
+/// How often an event has to do so to be to blame. Once it may have been the moment when the endpoint went.
+const TO_BLAME: u32 = 2;
 
 /// A scheme, a host and a port.
 pub(super) struct Endpoint {
@@ -33,37 +42,99 @@ pub(super) struct Endpoint {
     health: Mutex<Health>,
 }
 
-/// What is known of an endpoint since it last answered.
+/// What is known of an endpoint.
 #[derive(Default)]
 struct Health {
-    away_since: Option<Instant>,
-    /// The events to which it was not available.
-    unavailable_to: Vec<EventId>,
+    /// Since when it is away, and in which way.
+    away_since: Option<(Instant, Away)>,
+    /// The events that asked in vain since it last answered: it said that it is not available, or nothing.
+    in_vain: VecDeque<EventId>,
+    /// Those that did while it answered others, and how often.
+    blamed: VecDeque<(EventId, u32)>,
+}
+
+/// In which way an endpoint is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Away {
+    /// Nobody is there.
+    Nobody,
+    /// Somebody is, and has no answer for anybody.
+    InVain,
+}
+
+/// What it means that an event asked in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Vain {
+    /// It has done so while others did not, again and again: nothing of the endpoint.
+    Blamed,
+    /// Nothing yet.
+    Alone,
+    /// There are enough of those that do: there is no use in going on now.
+    Everybody,
 }
 
 impl Endpoint {
-    /// Somebody is there and says something.
+    /// Somebody is there, and has an answer.
     pub(super) fn answered(&self) {
-        *lock(&self.health) = Health::default();
+        let mut health = lock(&self.health);
+        health.away_since = None;
+        health.in_vain.clear();
     }
 
-    /// Nobody is there.
-    pub(super) fn is_away(&self) {
-        lock(&self.health).away_since.get_or_insert_with(Instant::now);
+    /// It has taken that event, which is to blame for nothing.
+    pub(super) fn took(&self, event: &EventId) {
+        lock(&self.health).blamed.retain(|(blamed, _)| blamed != event);
     }
 
-    /// For how long nobody has been there.
-    pub(super) fn away_for(&self) -> Duration {
-        lock(&self.health).away_since.map_or(Duration::ZERO, |since| since.elapsed())
-    }
-
-    /// Takes down that it was not available, and says whether it is so to everybody. One event that breaks it is not enough.
-    pub(super) fn is_unavailable_to(&self, event: &EventId) -> bool {
-        let unavailable_to = &mut lock(&self.health).unavailable_to;
-        if unavailable_to.len() < UNAVAILABLE && !unavailable_to.contains(event) {
-            unavailable_to.push(event.clone());
+    /// It is away, in that way.
+    pub(super) fn is_away(&self, away: Away) {
+        let away_since = &mut lock(&self.health).away_since;
+        if away_since.is_none_or(|(_, known)| known != away) {
+            *away_since = Some((Instant::now(), away));
         }
-        unavailable_to.len() >= UNAVAILABLE
+    }
+
+    /// For how long it has been away in the same way.
+    pub(super) fn away_for(&self) -> Duration {
+        lock(&self.health).away_since.map_or(Duration::ZERO, |(since, _)| since.elapsed())
+    }
+
+    /// Takes down that an event asked in vain. One that breaks the endpoint is not enough, and one that was taken down before is
+    /// no news: others are tried behind it.
+    pub(super) fn in_vain(&self, event: &EventId) -> Vain {
+        let mut health = lock(&self.health);
+        // Somebody is there.
+        health.away_since.take_if(|(_, away)| *away == Away::Nobody);
+        if health.blamed.iter().any(|(blamed, times)| blamed == event && *times >= TO_BLAME) {
+            return Vain::Blamed;
+        }
+        if health.in_vain.contains(event) {
+            return Vain::Alone;
+        }
+        if health.in_vain.len() >= REMEMBERED {
+            health.in_vain.pop_front();
+        }
+        health.in_vain.push_back(event.clone());
+        // Also where it seems so already a few more are tried each time: they may have an answer.
+        if health.in_vain.len().is_multiple_of(IN_VAIN) { Vain::Everybody } else { Vain::Alone }
+    }
+
+    /// Whether it has no answer for anybody since that event asked in vain. If it had one for others, the event may be to blame.
+    pub(super) fn is_in_vain_for_all(&self, event: &EventId) -> bool {
+        let mut health = lock(&self.health);
+        if health.in_vain.contains(event) {
+            return health.in_vain.len() >= IN_VAIN;
+        }
+        match health.blamed.iter_mut().find(|(blamed, _)| blamed == event) {
+            Some((_, times)) => *times += 1,
+            None => {
+                if health.blamed.len() >= BLAMED {
+                    health.blamed.pop_front();
+                }
+                health.blamed.push_back((event.clone(), 1));
+            }
+        }
+        false
     }
 }
 
@@ -202,12 +273,47 @@ mod tests {
         let endpoint = Endpoints::new("webhook", 1).of(&url(0));
         let [poison, other] = [EventId::generate(), EventId::generate()];
         for _ in 0..20 {
-            assert!(!endpoint.is_unavailable_to(&poison) && !endpoint.is_unavailable_to(&other));
+            assert_eq!((endpoint.in_vain(&poison), endpoint.in_vain(&other)), (Vain::Alone, Vain::Alone));
+            assert!(!endpoint.is_in_vain_for_all(&poison));
         }
-        let others: Vec<_> = (0..3).map(|_| endpoint.is_unavailable_to(&EventId::generate())).collect();
-        assert_eq!(others, [false, false, true]);
-        assert!(endpoint.is_unavailable_to(&poison));
+        let others: Vec<_> = (0..3).map(|_| endpoint.in_vain(&EventId::generate())).collect();
+        assert_eq!(others, [Vain::Alone, Vain::Alone, Vain::Everybody]);
+        assert_eq!(endpoint.in_vain(&poison), Vain::Alone, "no news");
+        assert!(endpoint.is_in_vain_for_all(&poison));
+        // Then others have an answer: those that have none again and again are to blame, until they have one.
+        for expected in [Vain::Alone, Vain::Blamed] {
+            endpoint.answered();
+            assert!(!endpoint.is_in_vain_for_all(&poison));
+            assert_eq!((endpoint.in_vain(&poison), endpoint.in_vain(&other)), (expected, Vain::Alone));
+        }
+        for _ in 0..IN_VAIN {
+            endpoint.in_vain(&EventId::generate());
+        }
+        assert_eq!(endpoint.in_vain(&poison), Vain::Blamed, "whatever becomes of others");
         endpoint.answered();
-        assert!(!endpoint.is_unavailable_to(&other));
+        endpoint.took(&poison);
+        assert_eq!(endpoint.in_vain(&poison), Vain::Alone);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn how_long_it_is_away_begins_anew_when_somebody_was_there() {
+        let (endpoint, hour) = (Endpoints::new("webhook", 1).of(&url(0)), Duration::from_secs(3600));
+        let event = EventId::generate();
+        for meanwhile in [None, Some(&event)] {
+            endpoint.is_away(Away::Nobody);
+            tokio::time::sleep(hour).await;
+            meanwhile.map(|event| endpoint.in_vain(event));
+            endpoint.is_away(Away::Nobody);
+            assert_eq!(endpoint.away_for(), if meanwhile.is_some() { Duration::ZERO } else { hour });
+        }
+        tokio::time::sleep(hour).await;
+        endpoint.is_away(Away::InVain);
+        assert_eq!(endpoint.away_for(), Duration::ZERO);
+        tokio::time::sleep(hour).await;
+        endpoint.in_vain(&event);
+        endpoint.is_away(Away::InVain);
+        assert_eq!(endpoint.away_for(), hour, "it is the same that lasts");
+        endpoint.answered();
+        assert_eq!(endpoint.away_for(), Duration::ZERO);
     }
 }

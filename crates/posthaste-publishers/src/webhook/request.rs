@@ -144,8 +144,12 @@ pub(super) fn url(text: &str, options: &WebhookOptions) -> Result<Url, PublishEr
 pub(super) fn check(to: &str, options: &WebhookOptions) -> Result<(), PublishError> {
     let checked = url(to, options).and_then(|url| {
         // Otherwise what follows could be a host although it does not look like one.
-        let is_plain = to.get(url.scheme().len()..).is_some_and(|rest| rest.starts_with("://"));
-        is_plain.then_some(()).ok_or_else(|| PublishError::permanent("after the scheme of a URL comes ://"))
+        let host = to.get(url.scheme().len()..).and_then(|rest| rest.strip_prefix("://"));
+        let begins = |host: &str| host.starts_with(|c: char| !matches!(c, '/' | '\\' | '?' | '#') && c > ' ');
+        let is_plain = host.is_some_and(begins);
+        is_plain
+            .then_some(())
+            .ok_or_else(|| PublishError::permanent("after the scheme of a URL comes ://, and then the host"))
     });
     let address = brief(to);
     checked.map_err(|error| PublishError::permanent(format!("the address {address:?} cannot be used: {error}")))

@@ -201,6 +201,10 @@ async fn mistakes_are_said_at_the_start_with_their_route() {
             broker.to("orders").envelope(Envelope::Debezium(Debezium::new().event_type_header(" eventType"))),
             "cannot be called \" eventType\"",
         ),
+        (
+            broker.to("orders").envelope(Envelope::Debezium(Debezium::new().event_type_header("event\ntype"))),
+            "cannot be called \"event\\ntype\"",
+        ),
         (broker.to("two words"), "the address \"two words\" cannot be used: a topic of Kafka has letters"),
     ] {
         let text = refusal(destination).await;
@@ -695,4 +699,42 @@ async fn results_that_cannot_be_told_apart_count_for_nobody() {
     assert_eq!((counts.done, counts.retry), (0, 2));
     let (_, attempts, reason) = state(&outbox, "1").await;
     assert_eq!((attempts, reason.as_str()), (1, "broker gave 0 results for 2 messages"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_fan_out_who_is_first_gets_an_event_once_that_another_puts_off() {
+    let broker = Broker::new();
+    broker.answer(|_| Err(PublishError::deferred("no leader", 5 * SECOND)));
+    let (store, _) = store();
+    let mailer = Recorder::new();
+    let both = FanOut::new().and(mailer.clone()).and(broker.to("orders"));
+    let outbox = testing::outbox_on(store).options(options()).listen_all(both).start_test().await;
+    write(&outbox, (0..20).map(|id| order(id.to_string()))).await;
+    broker.until_asked(100).await;
+    assert_eq!((mailer.count(), broker.breaker.state()), (20, BreakerState::Closed));
+    broker.answer(|_| Ok(()));
+    tokio::time::sleep(10 * SECOND).await;
+    assert_eq!((outbox.admin().counts().await.unwrap().done, broker.taken().len(), mailer.count()), (20, 20, 20));
+    assert_eq!(state(&outbox, "7").await.1, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_puts_off_has_spoken_unless_nobody_was_asked() {
+    for is_asked in [true, false] {
+        let broker = Broker::new();
+        broker.set_away(true);
+        let (store, _) = store();
+        let outbox = testing::outbox_on(store).options(options()).listen_all(broker.to("orders")).start_test().await;
+        write(&outbox, [order("1")]).await;
+        broker.until_asked(1).await;
+        broker.answer(move |_| {
+            let put_off = PublishError::deferred("no leader", 3600 * SECOND);
+            Err(if is_asked { put_off } else { put_off.unasked() })
+        });
+        broker.set_away(false);
+        broker.until_asked(2).await;
+        tokio::time::sleep(SECOND).await;
+        let expected = if is_asked { BreakerState::Closed } else { BreakerState::Open };
+        assert_eq!((broker.breaker.state(), state(&outbox, "1").await.1), (expected, 0));
+    }
 }

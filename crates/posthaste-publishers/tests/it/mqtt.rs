@@ -1,11 +1,15 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use posthaste_core::{Event, EventBuilder, MemoryStore, Options, Outbox, RetryPolicy};
 use posthaste_publishers::mqtt::{Mqtt, MqttOptions};
-use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
+use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher, Results};
 use posthaste_torture::proxy::Proxy;
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout_at;
 
 use crate::started::{Started, kinds, message, messages, rows, run, until, variable, write};
 
@@ -261,6 +265,114 @@ async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
     assert!(begun.elapsed() < Duration::from_secs(3), "waited for each: {:?}", begun.elapsed());
     proxy.black_hole(false);
     assert_eq!(kinds(&mqtt.publish(messages("cable", "m", 200)).await), [None; 200]);
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_get_through_in_time_uses_up_its_own_attempts_while_others_do() {
+    let reader = Reader::new(&url(), "slow/x", &[]);
+    let proxy = Proxy::start(url().trim_start_matches("mqtt://").parse().unwrap()).await.unwrap();
+    let options = MqttOptions::new(format!("mqtt://{}", proxy.addr())).ack_timeout(Duration::from_millis(500));
+    let mqtt = Mqtt::connect(options).await.unwrap();
+    // About three megabytes in a second.
+    proxy.delay(Some(Duration::from_millis(20)));
+    let large = || message("slow/x", "large", vec![b'1'; 8 << 20]);
+    let results = mqtt.publish(vec![message("slow/x", "1", "1"), large(), message("slow/x", "2", "2")]).await;
+    assert_eq!(kinds(&results)[1..], [OUTAGE; 2], "whose fault it is, is not known: {results:?}");
+    let results = mqtt.publish(vec![large(), message("slow/x", "2", "2"), message("slow/x", "3", "3")]).await;
+    assert_eq!(kinds(&results), [RETRYABLE, None, None], "{results:?}");
+    assert!(results[0].as_ref().unwrap_err().to_string().contains("raise ack_timeout"), "{results:?}");
+    assert_eq!(kinds(&mqtt.publish(vec![large()]).await), [OUTAGE], "alone it shows nothing");
+    let results = mqtt.publish(vec![large(), message("slow/x", "4", "4")]).await;
+    assert_eq!(kinds(&results), [RETRYABLE, None], "{results:?}");
+
+    proxy.black_hole(true);
+    assert_eq!(kinds(&mqtt.publish(vec![message("slow/x", "5", "5"), large()]).await), [OUTAGE; 2]);
+    proxy.black_hole(false);
+    assert_eq!(bodies(&reader.read(4)), [1, 2, 3, 4], "each once");
+}
+
+/// A broker that takes every connection, and ends it at the first message for that reason. Counts connections.
+async fn ending_for(reason: u8) -> (String, Arc<AtomicUsize>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (url, connections) = (format!("mqtt://{}", listener.local_addr().unwrap()), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&connections);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let mut bytes = [0; 4096];
+            // CONNECT, CONNACK, some PUBLISH, DISCONNECT.
+            for answer in [&[0x20, 3, 0, 0, 0][..], &[0xe0, 2, reason, 0]] {
+                if client.read(&mut bytes).await.is_ok_and(|read| read > 0) {
+                    client.write_all(answer).await.unwrap();
+                }
+            }
+            while client.read(&mut bytes).await.is_ok_and(|read| read > 0) {}
+        }
+    });
+    (url, connections)
+}
+
+#[tokio::test]
+async fn the_reason_why_a_broker_ends_the_connection_is_read() {
+    for (reason, name, expected, connections) in [
+        // Nobody's fault: they go together again, over one connection.
+        (0x8b, "ServerShuttingDown", OUTAGE, 1),
+        (0x97, "QuotaExceeded", OUTAGE, 1),
+        (0x8e, "SessionTakenOver", OUTAGE, 1),
+        // That of one of them: each goes alone, and is judged at once.
+        (0x87, "NotAuthorized", RETRYABLE, 3),
+        (0x95, "PacketTooLarge", PERMANENT, 3),
+        (0x90, "TopicNameInvalid", PERMANENT, 3),
+        // Of one of them, perhaps: alone, twice.
+        (0x83, "ImplementationSpecificError", RETRYABLE, 6),
+    ] {
+        let (url, counted) = ending_for(reason).await;
+        let mqtt = Mqtt::connect(MqttOptions::new(url).lazy(true)).await.unwrap();
+        let results = mqtt.publish(messages("ended", "m", 3)).await;
+        assert_eq!((kinds(&results), counted.load(Ordering::SeqCst)), (vec![OUTAGE; 3], 1), "{name}: {results:?}");
+        let results = mqtt.publish(messages("ended", "m", 3)).await;
+        assert_eq!(kinds(&results), [expected; 3], "{name}: {results:?}");
+        assert_eq!(counted.load(Ordering::SeqCst), 1 + connections, "{name}");
+        assert!(results[0].as_ref().unwrap_err().to_string().contains(name), "{results:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_broker_that_ends_the_connection_over_the_quality_of_service_says_so() {
+    let (_server, url) = Started::new("mosquitto", &["allow_anonymous true", "max_qos 0"]);
+    let mqtt = connect(&url).await;
+    assert_eq!(kinds(&mqtt.publish(messages("quality", "m", 2)).await), [OUTAGE; 2]);
+    let results = mqtt.publish(messages("quality", "m", 2)).await;
+    assert_eq!(kinds(&results), [RETRYABLE; 2], "{results:?}");
+    let said = results[0].as_ref().unwrap_err().to_string();
+    assert!(said.contains("ends the connection over a message") && said.contains("QoSNotSupported"), "{said}");
+}
+
+#[tokio::test]
+async fn of_a_batch_that_is_out_of_time_what_was_acknowledged_is_noted() {
+    let reader = Reader::new(&url(), "partial/x", &[]);
+    let proxy = Proxy::start(url().trim_start_matches("mqtt://").parse().unwrap()).await.unwrap();
+    let mqtt = connect(&format!("mqtt://{}", proxy.addr())).await;
+    // In the middle of the batch the cable is pulled.
+    let body =
+        |n: usize| message("partial/x", &format!("m-{n}"), if n < 10 { "1".repeat(10) } else { "1".repeat(200_000) });
+    proxy.delay(Some(Duration::from_millis(100)));
+    let results = Results::new(30, tokio::time::Instant::now() + Duration::from_secs(2));
+    let publishing = timeout_at(results.until(), mqtt.publish_into((0..30).map(body).collect(), &results));
+    let (in_time, ()) = futures_util::future::join(publishing, async {
+        let before = proxy.stats().bytes_down;
+        while proxy.stats().bytes_down == before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        proxy.black_hole(true);
+    })
+    .await;
+    assert!(in_time.is_err(), "the time of the batch was not over");
+    let noted = results.into_noted();
+    let known = noted.iter().take_while(|result| matches!(result, Some(Ok(())))).count();
+    assert!(known > 0 && known < 30, "{known}");
+    assert!(noted[known..].iter().all(Option::is_none), "{noted:?}");
+    assert!(reader.read(known).len() == known);
 }
 
 /// Events of which some are not taken: the others are delivered, these use up their attempts.

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use posthaste_core::{Event, MemoryStore, Options, Outbox, RetryPolicy};
 use posthaste_publishers::nats::{Nats, NatsOptions};
-use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
+use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher, Results};
 use posthaste_torture::proxy::Proxy;
 use serde_json::Value;
+use tokio::time::timeout_at;
 
 use crate::certificate::certificate;
 use crate::started::{Started, kinds, message, messages, rows, run, until, variable, write};
@@ -302,7 +303,7 @@ async fn a_server_that_is_away_or_has_no_jetstream_is_said_at_the_start() {
 async fn a_stranger_is_refused_and_a_subject_that_is_not_permitted_is_retryable() {
     let users = r#"authorization { users: [
         { user: all, password: secret }
-        { user: some, password: secret, permissions: { publish: ["permit.ok", "permit.too"], subscribe: ["_INBOX.>"] } }
+        { user: some, password: secret, permissions: { publish: ["permit.ok", "permit.too", "nowhere"], subscribe: ["_INBOX.>"] } }
     ] }"#;
     let (server, url) = Started::with_files("nats", &["-c", "{dir}/conf"], &[("conf", users)]);
     let as_all = url.replace("://", "://all:secret@");
@@ -324,7 +325,70 @@ async fn a_stranger_is_refused_and_a_subject_that_is_not_permitted_is_retryable(
     assert_eq!(kinds(&results), [None, RETRYABLE, None, RETRYABLE, RETRYABLE]);
     assert!(results[1].as_ref().unwrap_err().to_string().contains("not permitted to publish to \"permit.not\""));
     assert_eq!(bodies(&read(&as_all, "permit")), ["0", "2"]);
+    // Nor whether there is a stream, so that nobody says that there is none.
+    let results = nats.publish(vec![message("nowhere", "5", "5")]).await;
+    assert_eq!(kinds(&results), [RETRYABLE]);
+    let said = results[0].as_ref().unwrap_err().to_string();
+    assert!(said.contains("this user may not ask which; permit it to publish to $JS.API.STREAM.NAMES"), "{said}");
     drop(server);
+}
+
+#[tokio::test]
+async fn of_a_batch_that_is_out_of_time_what_was_stored_is_noted() {
+    add_stream(&url(), "partial", "");
+    add_stream(&url(), "partial-mute", r#", "no_ack": true"#);
+    let nats = Nats::connect(NatsOptions::new(url()).max_in_flight(2)).await.unwrap();
+    let to = |n: usize| if n == 3 { "partial-mute.x" } else { "partial.x" };
+    let batch = (0..6).map(|n| message(to(n), &format!("m-{n}"), n.to_string())).collect();
+    let results = Results::new(6, tokio::time::Instant::now() + Duration::from_secs(2));
+    let in_time = timeout_at(results.until(), nats.publish_into(batch, &results)).await;
+    assert!(in_time.is_err(), "the time of the batch was not over");
+    let noted: Vec<_> = results.into_noted().into_iter().map(|result| result.map(|result| result.is_ok())).collect();
+    assert_eq!(noted, [Some(true), Some(true), Some(true), None, None, None]);
+    assert_eq!(bodies(&read(&url(), "partial")), numbers(0..3));
+}
+
+/// Keeps counters by their names.
+#[cfg(feature = "metrics")]
+#[derive(Default)]
+struct Counted(std::sync::Mutex<std::collections::BTreeMap<String, std::sync::Arc<std::sync::atomic::AtomicU64>>>);
+
+#[cfg(feature = "metrics")]
+impl metrics::Recorder for Counted {
+    fn describe_counter(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
+    fn describe_gauge(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
+    fn describe_histogram(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
+
+    fn register_counter(&self, key: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Counter {
+        metrics::Counter::from_arc(std::sync::Arc::clone(self.0.lock().unwrap().entry(key.to_string()).or_default()))
+    }
+
+    fn register_gauge(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Gauge {
+        metrics::Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Histogram {
+        metrics::Histogram::noop()
+    }
+}
+
+#[cfg(feature = "metrics")]
+#[tokio::test]
+async fn repeats_that_the_stream_drops_are_counted() {
+    add_stream(&url(), "counted", "");
+    let nats = connect(&url()).await;
+    let counted = Counted::default();
+    let _listening = metrics::set_default_local_recorder(&counted);
+    let told = || {
+        let all = counted.0.lock().unwrap();
+        all.iter().map(|(name, count)| (name.clone(), count.load(std::sync::atomic::Ordering::SeqCst))).next()
+    };
+    assert_eq!(kinds(&nats.publish(messages("counted.x", "m", 7)).await), [None; 7]);
+    assert_eq!(told(), None);
+    assert_eq!(kinds(&nats.publish(messages("counted.x", "m", 10)).await), [None; 10]);
+    let (name, count) = told().unwrap();
+    assert!(name.contains("posthaste_repeats_dropped_total") && name.contains("nats"), "{name}");
+    assert_eq!(count, 7);
 }
 
 #[tokio::test]

@@ -158,6 +158,48 @@ async fn a_body_that_makes_the_server_hang_up_is_tried_as_often_as_others_and_sp
 }
 
 #[tokio::test]
+async fn a_body_that_does_not_get_through_in_time_uses_up_its_own_attempts_while_others_do() {
+    let proxy = Proxy::start(socket(&without(&["slow"]))).await.unwrap();
+    let options = RedisOptions::new(format!("redis://{}", proxy.addr())).ack_timeout(Duration::from_millis(500));
+    let redis = Redis::connect(options).await.unwrap();
+    // About three megabytes in a second.
+    proxy.delay(Some(Duration::from_millis(20)));
+    let large = || message("slow", "large", vec![b'x'; 8 << 20]);
+    let results = redis.publish(vec![message("slow", "1", "a"), large(), message("slow", "2", "b")]).await;
+    assert_eq!(kinds(&results), [None, RETRYABLE, None], "{results:?}");
+    assert!(results[1].as_ref().unwrap_err().to_string().contains("raise ack_timeout"), "{results:?}");
+    // Alone it shows nothing: the server may be away.
+    assert_eq!(kinds(&redis.publish(vec![large()]).await), [OUTAGE]);
+    // Behind it nobody waits any more, not even where it came first.
+    let begun = Instant::now();
+    let results = redis.publish(vec![large(), message("slow", "3", "c")]).await;
+    assert_eq!(kinds(&results), [RETRYABLE, None], "{results:?}");
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert_eq!(bodies(&read(&url(), "slow")), ["a", "b", "c"]);
+
+    proxy.black_hole(true);
+    assert_eq!(kinds(&redis.publish(vec![message("slow", "4", "d"), large()]).await), [OUTAGE; 2]);
+    proxy.black_hole(false);
+    proxy.delay(None);
+    assert_eq!(kinds(&redis.publish(vec![large(), message("slow", "4", "d")]).await), [None; 2]);
+}
+
+#[tokio::test]
+async fn several_that_do_not_get_through_together_go_alone_next_time() {
+    let proxy = Proxy::start(socket(&without(&["apart"]))).await.unwrap();
+    let options = RedisOptions::new(format!("redis://{}", proxy.addr())).ack_timeout(Duration::from_secs(1));
+    let redis = Redis::connect(options).await.unwrap();
+    proxy.delay(Some(Duration::from_millis(100)));
+    // A megabyte takes longer than the time, a tenth of it does not.
+    let batch = || (0..8).map(|n| message("apart", &format!("m-{n}"), vec![b'x'; 110_000])).collect::<Vec<_>>();
+    assert_eq!(kinds(&redis.publish(batch()).await), [OUTAGE; 8]);
+    assert_eq!(kinds(&redis.publish(batch()).await), [None; 8]);
+    let ids: std::collections::BTreeSet<_> =
+        read(&url(), "apart").into_iter().map(|entry| entry["event-id"].clone()).collect();
+    assert_eq!(ids, (0..8).map(|n| format!("m-{n}")).collect());
+}
+
+#[tokio::test]
 async fn a_server_out_of_memory_is_an_outage_and_gets_everything_later() {
     let (_server, url) = Started::new("redis", &["--maxmemory-policy", "noeviction"]);
     let redis = connect(&url).await;

@@ -7,6 +7,7 @@ Prints its port, then a line of JSON for each request. What it answers stands in
 /status/CODE            that, after `?retry_after=` and `?location=`
 /then/CODE,CODE,…       one after the other, and the last for ever; counted for each path
 /slow/SECONDS           204 after a while
+/asked                  what the header `answer` of the event says, like `status/502`; 204 without it
 /drop                   nothing: closes the connection
 /big                    500, and a body that does not end
 """
@@ -48,7 +49,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 "active": active,
                 "genuine": self.genuine(body),
             }), flush=True)
-        self.answer(url.path.split("/")[1:], query, count)
+        path = url.path
+        if path == "/asked":
+            path = "/" + self.headers.get("answer", "status/204")
+        self.answer(path.split("/")[1:], query, count)
         with lock:
             active -= 1
 

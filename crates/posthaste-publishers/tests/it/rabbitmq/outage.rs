@@ -193,6 +193,20 @@ async fn a_queue_that_says_nothing_holds_up_its_own_messages_alone() {
         assert!(!quick || begun_at.elapsed() < Duration::from_millis(500), "{:?}", begun_at.elapsed());
     }
 
+    // After a pause ten try it, and the others wait for how that goes.
+    let tried = async {
+        loop {
+            let batch = (0..30).map(|_| message("", &silent)).collect();
+            let results = rabbit.publish(batch).await;
+            let asked = results.iter().filter(|result| !result.as_ref().unwrap_err().is_unasked()).count();
+            if asked > 0 {
+                return asked;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    assert_eq!(within("it is tried", tried).await, 10);
+
     let outbox = Outbox::builder(MemoryStore::new())
         .listen("Silent", "*", rabbit.queue(&silent))
         .listen("Order", "*", rabbit.queue(&speaking))

@@ -122,6 +122,81 @@ async fn one_that_is_available_to_nobody_is_away() {
     assert_eq!(webhook.breakers()[0].state(), BreakerState::Open);
 }
 
+/// Events for one key, so that they are sent one after the other, of which the first so many ask for another answer than 204.
+fn asking(answer: &str, events: usize, of: usize) -> impl Iterator<Item = Event> {
+    let (answer, order) = (answer.to_owned(), Event::builder("E").aggregate("Order", 1).json_text("{}"));
+    (0..of).map(move |place| {
+        let order = order.clone();
+        if place < events { order.header("answer", &answer).build().unwrap() } else { order.build().unwrap() }
+    })
+}
+
+#[tokio::test]
+async fn events_that_it_cannot_bear_use_up_their_attempts_while_it_takes_others() {
+    // Alone, and as many as make it seem away, which nobody is who takes others.
+    for (answer, poison) in [("status/502", 1), ("status/503", 7), ("drop", 6)] {
+        let receiver = Receiver::start();
+        let webhook = Webhook::new(local()).unwrap();
+        let destination = webhook.url(&receiver.url("/asked"));
+        let (breaker, retry) = (destination.breaker().clone(), RetryPolicy::fixed([Duration::from_millis(50); 2]));
+        let outbox =
+            Outbox::builder(MemoryStore::new()).listen("Order", "*", destination.retry(retry)).start().await.unwrap();
+        let written = write(&outbox, asking(answer, poison, 30)).await;
+        let mut others = written[poison..].to_vec();
+        let settled = async {
+            while outbox.admin().counts().await.unwrap().dead < poison as u64 {
+                others.extend(write(&outbox, asking("", 0, 1)).await);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        within("those are dead", settled).await;
+        all_done(&outbox, others.len() as u64).await;
+        assert_eq!(breaker.state(), BreakerState::Closed);
+        for (ids, attempts) in [(&written[..poison], 3), (&others, 0)] {
+            for id in ids {
+                let state = outbox.admin().find(id).await.unwrap().unwrap().state;
+                assert_eq!(state.attempts, attempts, "{answer}: {:?}", state.last_error);
+            }
+        }
+        outbox.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn one_that_hangs_is_away_and_uses_up_no_attempt() {
+    for fixed in [true, false] {
+        let webhook = Webhook::new(local().time_limit(Duration::from_millis(300))).unwrap();
+        let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = silent.local_addr().unwrap().port();
+        let url = format!("http://127.0.0.1:{port}/status/204");
+        let destination = webhook.url(if fixed { &url } else { "{headers.to}" }).retry(RetryPolicy::fixed([]));
+        let outbox = Outbox::builder(MemoryStore::new()).listen("Order", "*", destination).start().await.unwrap();
+        let order = |place: usize| {
+            Event::builder("E").aggregate("Order", place).header("to", &url).json_text("{}").build().unwrap()
+        };
+        let written = write(&outbox, (0..20).map(order)).await;
+        until("it is away", || webhook.breakers().iter().any(|breaker| breaker.state() == BreakerState::Open)).await;
+        drop(silent);
+        let _back = Receiver::start_on(port);
+        all_done(&outbox, 20).await;
+        for id in &written {
+            assert_eq!(outbox.admin().find(id).await.unwrap().unwrap().state.attempts, 0);
+        }
+        outbox.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn an_event_that_was_never_tried_uses_up_nothing_however_long_it_is_away() {
+    let port = free_port();
+    let webhook = Webhook::new(local().patience(Duration::ZERO)).unwrap();
+    let to = format!("http://127.0.0.1:{port}/nowhere");
+    let in_a_row = (0..5).map(|_| Message { key: Some("one".into()), ..message(&to) });
+    let results = webhook.publish(in_a_row.collect()).await;
+    let kinds: Vec<_> = results.iter().map(kind).collect();
+    assert_eq!(kinds, [Some(Retryable), Some(Deferred), Some(Deferred), Some(Deferred), Some(Deferred)]);
+}
+
 #[tokio::test]
 async fn what_is_known_when_the_time_is_over_is_kept_and_nothing_is_begun_too_late() {
     let (slow, quick) = (Receiver::start(), Receiver::start());
@@ -240,6 +315,9 @@ async fn a_url_to_which_nothing_is_ever_sent_is_refused_at_the_start() {
     for (url, mistake) in [
         ("partner.example/hooks", "relative URL without a base"),
         ("https://", "empty host"),
+        ("https:///{tenant_id}/hooks", "and then the host"),
+        ("https://\\{tenant_id}/hooks", "and then the host"),
+        ("https:{tenant_id}", "and then the host"),
         ("https://partner.example:port/", "invalid port number"),
         ("ftp://partner.example/", "not to ftp:"),
         ("http://partner.example/", "allow_http"),
