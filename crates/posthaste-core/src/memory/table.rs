@@ -277,15 +277,7 @@ impl Table {
     }
 
     pub(super) fn redrive(&mut self, redrive: &Redrive, now: Timestamp) -> u64 {
-        let any_status = Filter { statuses: Vec::new(), ..redrive.filter.clone() };
-        let named = |row: &Row| redrive.ids.as_ref().is_none_or(|ids| ids.contains(row.event.id()));
-        let dead: Vec<i64> = self
-            .rows
-            .iter()
-            .filter(|(_, row)| row.status == Status::Dead && named(row) && fits(row, &any_status))
-            .map(|(seq, _)| *seq)
-            .take(redrive.chunk)
-            .collect();
+        let dead = self.dead(redrive);
         for seq in &dead {
             self.change(*seq, |row| {
                 row.status = Status::New;
@@ -297,6 +289,26 @@ impl Table {
             });
         }
         dead.len() as u64
+    }
+
+    pub(super) fn discard(&mut self, discard: &Redrive) -> u64 {
+        let dead = self.dead(discard);
+        for seq in &dead {
+            self.remove(*seq);
+        }
+        dead.len() as u64
+    }
+
+    /// A chunk of the DEAD rows that are meant.
+    fn dead(&self, wanted: &Redrive) -> Vec<i64> {
+        let any_status = Filter { statuses: Vec::new(), ..wanted.filter.clone() };
+        let named = |row: &Row| wanted.ids.as_ref().is_none_or(|ids| ids.contains(row.event.id()));
+        self.rows
+            .iter()
+            .filter(|(_, row)| row.status == Status::Dead && named(row) && fits(row, &any_status))
+            .map(|(seq, _)| *seq)
+            .take(wanted.chunk)
+            .collect()
     }
 
     pub(super) fn purge(&mut self, purge: &Purge, now: Timestamp) -> u64 {

@@ -344,6 +344,10 @@ impl<S: AdminStore> AdminStore for Faulty<S> {
         self.inner.list(filter, page)
     }
 
+    fn discard<'a>(&'a self, dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        self.inner.discard(dead)
+    }
+
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
         self.inner.redrive(redrive)
     }

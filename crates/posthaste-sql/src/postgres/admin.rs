@@ -6,8 +6,8 @@ use posthaste_core::EventId;
 use posthaste_core::store::{
     AdminStore, BoxFuture, Counts, Cursor, Error, Filter, Maintained, Order, Page, Purge, Record, Redrive, Status,
 };
-use sqlx::QueryBuilder;
 use sqlx::postgres::Postgres;
+use sqlx::{QueryBuilder, SqlStr};
 
 use super::moment::interval;
 use super::sql::DIALECT;
@@ -50,7 +50,11 @@ impl AdminStore for PgStore {
     }
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
-        Box::pin(self.retrying(|| self.run(self.redrive_query(redrive))))
+        Box::pin(self.retrying(|| self.run(dead_query(&self.sql.slots.redrive, redrive))))
+    }
+
+    fn discard<'a>(&'a self, dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        Box::pin(self.retrying(|| self.run(dead_query(&self.sql.slots.discard, dead))))
     }
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
@@ -88,16 +92,6 @@ impl PgStore {
             query.push(beyond).push_bind(seq);
         }
         query.push(format_args!(" ORDER BY seq {direction} LIMIT ")).push_bind(limit(page.limit));
-        query
-    }
-
-    fn redrive_query(&self, redrive: &Redrive) -> QueryBuilder<Postgres> {
-        let mut query = QueryBuilder::new(self.sql.slots.redrive.as_str());
-        push_wanted(&mut query, redrive);
-        query.push(" ORDER BY seq LIMIT ").push_bind(limit(redrive.chunk)).push(LOCK);
-        // Another partition may have other rows with these numbers.
-        query.push(" AND status + 0 = 3");
-        push_wanted(&mut query, redrive);
         query
     }
 
@@ -155,6 +149,16 @@ impl PgStore {
 }
 
 /// Which DEAD rows are wanted.
+fn dead_query(statement: &SqlStr, wanted: &Redrive) -> QueryBuilder<Postgres> {
+    let mut query = QueryBuilder::new(statement.as_str());
+    push_wanted(&mut query, wanted);
+    query.push(" ORDER BY seq LIMIT ").push_bind(limit(wanted.chunk)).push(LOCK);
+    // Another partition may have other rows with these numbers.
+    query.push(" AND status + 0 = 3");
+    push_wanted(&mut query, wanted);
+    query
+}
+
 fn push_wanted(query: &mut QueryBuilder<Postgres>, redrive: &Redrive) {
     if let Some(ids) = &redrive.ids {
         let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();

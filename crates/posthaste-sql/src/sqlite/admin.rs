@@ -47,6 +47,11 @@ impl AdminStore for SqliteStore {
         Box::pin(self.run(self.redrive_query(redrive)))
     }
 
+    fn discard<'a>(&'a self, dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        let query = QueryBuilder::new(self.sql.slots.discard.as_str());
+        Box::pin(self.run(dead_query(query, dead)))
+    }
+
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
         Box::pin(async move {
             match self.purge_query(purge) {
@@ -75,15 +80,7 @@ impl SqliteStore {
     fn redrive_query(&self, redrive: &Redrive) -> QueryBuilder<Sqlite> {
         let mut moment = SqliteArguments::default();
         moment.add(self.now().as_micros()).expect("a number can be bound");
-        let mut query = QueryBuilder::with_arguments(self.sql.slots.redrive.as_str(), moment);
-        if let Some(ids) = &redrive.ids {
-            let ids: Vec<&str> = ids.iter().map(EventId::as_str).collect();
-            let json = serde_json::to_string(&ids).expect("texts are JSON");
-            query.push(" AND event_id IN (SELECT value FROM json_each(").push_bind(json).push("))");
-        }
-        push_filter(&mut query, &DIALECT, &redrive.filter, false);
-        query.push(" ORDER BY seq LIMIT ").push_bind(limit(redrive.chunk)).push(")");
-        query
+        dead_query(QueryBuilder::with_arguments(self.sql.slots.redrive.as_str(), moment), redrive)
     }
 
     /// The statement for a purge, unless there is nothing to be purged.
@@ -115,6 +112,18 @@ impl SqliteStore {
         let done = query.build().execute(&self.pool).await.map_err(|error| self.fault(error))?;
         Ok(done.rows_affected())
     }
+}
+
+/// A statement about DEAD rows, with which of them.
+fn dead_query(mut query: QueryBuilder<Sqlite>, wanted: &Redrive) -> QueryBuilder<Sqlite> {
+    if let Some(ids) = &wanted.ids {
+        let ids: Vec<&str> = ids.iter().map(EventId::as_str).collect();
+        let json = serde_json::to_string(&ids).expect("texts are JSON");
+        query.push(" AND event_id IN (SELECT value FROM json_each(").push_bind(json).push("))");
+    }
+    push_filter(&mut query, &DIALECT, &wanted.filter, false);
+    query.push(" ORDER BY seq LIMIT ").push_bind(limit(wanted.chunk)).push(")");
+    query
 }
 
 #[cfg(test)]
