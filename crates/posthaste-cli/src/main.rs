@@ -1,12 +1,27 @@
 //! The `posthaste` command.
 
+mod config;
+mod database;
+mod dead;
 mod demo;
+mod events;
+mod exit;
+mod init;
+mod migrate;
+mod output;
+mod purge;
+mod relay;
+mod rows;
+mod settings;
+mod stats;
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+
+use exit::Failed;
 
 /// A transactional outbox: events written with your business change, delivered at least once.
 #[derive(Parser)]
@@ -18,6 +33,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Relay(relay::Args),
+    Init(init::Args),
+    Migrate(migrate::Args),
+    Config(config::Args),
+    Events(events::Args),
+    Dead(dead::Args),
+    Stats(stats::Args),
+    Purge(purge::Args),
     Demo(demo::Args),
     /// Measures the outbox beside the same work written by hand, in the same minute on the same machine.
     ///
@@ -31,21 +54,37 @@ enum Command {
     Torture(posthaste_torture::Args),
 }
 
-/// The exit status when a command could not do its work; the same as that of clap for a wrong command line.
-const COULD_NOT_RUN: u8 = 2;
-
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    log_if_asked();
+    if std::env::var_os("NO_COLOR").is_some() {
+        console::set_colors_enabled(false);
+        console::set_colors_enabled_stderr(false);
+    }
+    // A relay says by its settings how it logs.
+    if !matches!(cli.command, Command::Relay(_)) {
+        log_if_asked();
+    }
     let ended = match cli.command {
-        Command::Demo(args) => demo::run(args).await,
-        Command::Bench(args) => bench(*args).await,
-        Command::Torture(args) => torture(args).await,
+        Command::Relay(args) => relay::run(args).await,
+        Command::Init(args) => init::run(args).await,
+        Command::Migrate(args) => migrate::run(args).await,
+        Command::Config(args) => config::run(args).await,
+        Command::Events(args) => events::run(args).await,
+        Command::Dead(args) => dead::run(args).await,
+        Command::Stats(args) => stats::run(args).await,
+        Command::Purge(args) => purge::run(args).await,
+        Command::Demo(args) => demo::run(args).await.map_err(Failed::from),
+        Command::Bench(args) => bench(*args).await.map_err(Failed::from),
+        Command::Torture(args) => torture(args).await.map_err(Failed::from),
     };
-    ended.unwrap_or_else(|error| {
+    ended.unwrap_or_else(|Failed { status, error }| {
+        // Whoever read what we print has seen enough.
+        if error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+            return ExitCode::SUCCESS;
+        }
         eprintln!("error: {}", text(&error));
-        ExitCode::from(COULD_NOT_RUN)
+        status.into()
     })
 }
 
@@ -61,7 +100,12 @@ async fn torture(args: posthaste_torture::Args) -> anyhow::Result<ExitCode> {
 
 /// An error and its causes in one line. Some print their cause themselves; saying it twice helps nobody.
 fn text(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |text, cause| match cause.to_string() {
+    text_of(error.as_ref())
+}
+
+fn text_of(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.fold(String::new(), |text, cause| match cause.to_string() {
         cause if text.is_empty() => cause,
         cause if text.ends_with(&cause) => text,
         cause => format!("{text}: {cause}"),

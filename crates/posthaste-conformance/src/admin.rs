@@ -196,6 +196,33 @@ pub async fn case_35_redrive_by_filter<F: Fixture>(fixture: F) {
     assert_eq!(counts(&store).await, Counts { new: 20, dead: 5, ..Counts::default() });
 }
 
+/// What is discarded is gone: DEAD rows by id or by filter, in chunks, and no others.
+pub async fn case_35_discard<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    ended(&store, "done", Action::Done).await;
+    ended(&store, "failed", retry(HOUR)).await;
+    ended(&store, "dead", dead()).await;
+    for name in ["a", "b", "c"] {
+        ended(&store, name, died("timeout")).await;
+    }
+    insert(&store, &[crate::rows::event_with_id("new")]).await;
+    let id = |text: &str| EventId::new(text).unwrap();
+    let by_id = Redrive::ids(["done", "failed", "dead", "new", "nobody"].map(id));
+    assert_eq!(store.discard(&by_id).await.unwrap(), 1);
+    assert_eq!(store.discard(&by_id).await.unwrap(), 0);
+    assert_eq!(store.discard(&Redrive::ids([])).await.unwrap(), 0, "no ids are not all ids");
+    assert!(store.find(&id("dead")).await.unwrap().is_none());
+    assert_eq!(counts(&store).await, Counts { new: 1, retry: 1, done: 1, dead: 3 });
+    let filter = Filter { error_contains: Some("time".into()), statuses: vec![Status::Done], ..Filter::default() };
+    let by_filter = Redrive { chunk: 2, ..Redrive::matching(filter) };
+    let mut chunks = Vec::new();
+    while chunks.last() != Some(&0) {
+        chunks.push(store.discard(&by_filter).await.unwrap());
+    }
+    assert_eq!(chunks, [2, 1, 0]);
+    assert_eq!(counts(&store).await, Counts { new: 1, retry: 1, done: 1, dead: 0 });
+}
+
 /// A purge deletes DONE and DEAD rows by when they ended, each after its own time, and nothing that is pending.
 pub async fn case_36_retention_per_status<F: Fixture>(fixture: F) {
     let store = fixture.store();

@@ -215,6 +215,7 @@ macro_rules! store_tests {
                 case_34_paging,
                 case_35_redrive_by_id,
                 case_35_redrive_by_filter,
+                case_35_discard,
                 case_36_retention_per_status,
                 case_36_chunks,
                 case_36_append_only,

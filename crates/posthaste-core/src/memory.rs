@@ -364,6 +364,10 @@ impl AdminStore for MemoryStore {
         Box::pin(async move { Ok(self.table().redrive(redrive, self.now())) })
     }
 
+    fn discard<'a>(&'a self, dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        Box::pin(async move { Ok(self.table().discard(dead)) })
+    }
+
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
         Box::pin(async move { Ok(self.table().purge(purge, self.now())) })
     }

@@ -1,10 +1,14 @@
 //! Which listener gets which event.
 
+use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use foldhash::HashMap;
 
 use crate::event::{AggregateType, Event, EventType, GLOBAL, TypedEvent};
+use crate::hook::panic_text;
 use crate::listener::{self, AnyListener, Delivery, Gates, Handle, HandleFn, IntoVerdict, typed};
 use crate::order::OnDead;
 
@@ -35,6 +39,34 @@ pub const ANY: &str = "*";
 pub struct Registry {
     // By event type, then by aggregate type, so that a lookup borrows the event's own strings.
     routes: HashMap<Box<str>, HashMap<Box<str>, AnyListener>>,
+    choices: Vec<Choice>,
+}
+
+/// Listeners, and what says which of them gets an event.
+#[derive(Clone)]
+struct Choice {
+    listeners: Arc<[AnyListener]>,
+    choose: Arc<Choose>,
+}
+
+/// Says the place of the listener that gets an event.
+type Choose = dyn Fn(&Event) -> Option<usize> + Send + Sync;
+
+impl Choice {
+    /// A function that panics has chosen nobody.
+    fn listener_for(&self, event: &Event) -> Option<&AnyListener> {
+        let chosen = catch_unwind(AssertUnwindSafe(|| (self.choose)(event))).unwrap_or_else(|panic| {
+            tracing::error!(event_id = %event.id(), panic = panic_text(&*panic), "choice of a listener panicked");
+            None
+        });
+        self.listeners.get(chosen?)
+    }
+}
+
+impl fmt::Debug for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Choice").field("listeners", &self.listeners).finish_non_exhaustive()
+    }
 }
 
 /// Why a listener could not be registered.
@@ -68,6 +100,14 @@ pub enum Error {
         /// What is wrong with it.
         mistake: String,
     },
+    /// One of several listeners was made of settings that are wrong.
+    #[error("listener {place} of those to choose from is not right: {mistake}")]
+    MistakenChoice {
+        /// Which one; the first is 1.
+        place: usize,
+        /// What is wrong with it.
+        mistake: String,
+    },
     /// A name is empty.
     #[error("a listener was registered with an empty {field}; give its name, or \"*\" for any")]
     Empty {
@@ -97,7 +137,7 @@ impl Registry {
     /// Registers the listener for one pair of names; `"*"` stands for any.
     ///
     /// # Errors
-    /// When the pair is taken or a name is empty.
+    /// When the pair is taken or a name is empty, or the listener cannot be used.
     pub fn register(
         &mut self,
         aggregate_type: impl AggregateType,
@@ -142,6 +182,41 @@ impl Registry {
     /// When there is one already.
     pub fn register_all(&mut self, listener: impl Into<AnyListener>) -> Result<(), Error> {
         self.register(ANY, ANY, listener)
+    }
+
+    /// Registers listeners among which a function chooses, by their place: for what names alone do not say, such as a tenant or
+    /// a header. It is asked before names are looked at, and an event for which it gives nothing goes by its names. It is asked
+    /// several times for an event, and has to give the same each time.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// use posthaste::{Delivery, Event, Registry};
+    ///
+    /// let mut registry = Registry::new();
+    /// let listeners = [|_: Delivery| async { println!("for the auditors") }];
+    /// registry.register_by(listeners, |event| (event.tenant_id() == Some("bank")).then_some(0))?;
+    ///
+    /// let of_the_bank = Event::builder("Paid").tenant_id("bank").json_text("{}").build()?;
+    /// assert!(registry.listener_for(&of_the_bank).is_some());
+    /// assert!(registry.listener_for(&Event::of_json("Paid", "{}")?).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When one of the listeners cannot be used; nothing is registered then.
+    pub fn register_by<L: Into<AnyListener>>(
+        &mut self,
+        listeners: impl IntoIterator<Item = L>,
+        choose: impl Fn(&Event) -> Option<usize> + Send + Sync + 'static,
+    ) -> Result<(), Error> {
+        let listeners: Arc<[AnyListener]> = listeners.into_iter().map(Into::into).collect();
+        for (place, listener) in (1..).zip(&*listeners) {
+            if let Some(mistake) = listener.mistake() {
+                return Err(Error::MistakenChoice { place, mistake: mistake.to_owned() });
+            }
+        }
+        self.choices.push(Choice { listeners, choose: Arc::new(choose) });
+        Ok(())
     }
 
     /// Registers an async function for a typed event; see [`OutboxBuilder::on`](crate::OutboxBuilder::on).
@@ -209,6 +284,9 @@ impl Registry {
 
     /// The listener for an event, if there is one.
     pub fn listener_for(&self, event: &Event) -> Option<&AnyListener> {
+        if let Some(chosen) = self.choices.iter().find_map(|choice| choice.listener_for(event)) {
+            return Some(chosen);
+        }
         let (aggregate_type, event_type) = (event.aggregate_type(), event.event_type());
         let of_type = self.routes.get(event_type);
         let of_any_type = self.routes.get(ANY);
@@ -221,8 +299,7 @@ impl Registry {
 
     /// The most events that any listener takes at once.
     pub(crate) fn largest_batch(&self) -> usize {
-        let listeners = self.routes.values().flat_map(HashMap::values);
-        listeners.map(AnyListener::max_batch).max().unwrap_or(1)
+        self.listeners().map(AnyListener::max_batch).max().unwrap_or(1)
     }
 
     /// Whether any listener has such a policy for events that it cannot deliver.
@@ -231,11 +308,16 @@ impl Registry {
     }
 
     pub(crate) fn gates(&self) -> Gates {
-        Gates::new(self.routes.values().flat_map(HashMap::values).map(AnyListener::gate))
+        Gates::new(self.listeners().map(AnyListener::gate))
+    }
+
+    fn listeners(&self) -> impl Iterator<Item = &AnyListener> {
+        let chosen = self.choices.iter().flat_map(|choice| choice.listeners.iter());
+        self.routes.values().flat_map(HashMap::values).chain(chosen)
     }
 
     /// Whether no listener is registered.
     pub fn is_empty(&self) -> bool {
-        self.routes.is_empty()
+        self.listeners().next().is_none()
     }
 }

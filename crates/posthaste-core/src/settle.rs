@@ -93,7 +93,11 @@ impl Settler {
         if outcomes.recv_many(batch, self.max_batch).await == 0 {
             return false;
         }
-        let deadline = Instant::now() + (took * BUSY).clamp(self.linger, self.linger * BUSY);
+        let mut deadline = Instant::now() + self.linger;
+        if batch.iter().all(|outcome| outcome.path == Path::Hot) {
+            // Well within the lease.
+            deadline += (took * BUSY).min(self.linger * BUSY).min(self.patience / 4).saturating_sub(self.linger);
+        }
         while batch.len() < self.max_batch && self.worth_waiting(batch) {
             let room = self.max_batch - batch.len();
             tokio::select! {

@@ -192,8 +192,12 @@ pub trait WriteStore: Send + Sync + 'static {
     ///
     /// # Errors
     /// As those of [`insert`](Self::insert).
-    fn insert_into(&self, tx: &mut Self::Tx<'_>, rows: &[NewRow]) -> impl Future<Output = Result<(), Error>> + Send {
-        self.insert(tx, rows)
+    fn insert_into(
+        &self,
+        connection: &mut Self::Connection,
+        rows: &[NewRow],
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        self.insert(connection, rows)
     }
 
     /// Commits.

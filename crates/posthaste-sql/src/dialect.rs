@@ -94,6 +94,8 @@ slots! {
     records,
     /// Makes DEAD rows NEW, up to the condition on them.
     redrive,
+    /// Deletes DEAD rows, up to the condition on them.
+    discard,
     /// Deletes rows, up to the query for them.
     purge,
     /// The start of a query for rows to purge.

@@ -44,6 +44,11 @@ impl Failover {
         }
     }
 
+    /// Whether connections are to be asked.
+    pub(crate) fn is_suspected(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).left > 0
+    }
+
     /// Whether the next connection is to be asked.
     fn asks(&self) -> bool {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -272,8 +272,10 @@ impl MySqlStore {
 
     /// Closes all connections, after what is under way.
     pub async fn close(&self) {
+        // Nothing is kept from here on.
+        let closing = self.pool.close();
         self.warm.iter().for_each(Warm::clear);
-        self.pool.close().await;
+        closing.await;
     }
 
     /// The pool.

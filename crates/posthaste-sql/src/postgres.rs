@@ -318,8 +318,10 @@ impl PgStore {
 
     /// Closes all connections.
     pub async fn close(&self) {
+        // Nothing is kept from here on.
+        let closing = self.pool.close();
         self.warm.iter().for_each(Warm::clear);
-        self.pool.close().await;
+        closing.await;
     }
 
     /// The pool.

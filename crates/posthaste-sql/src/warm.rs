@@ -9,8 +9,7 @@ use sqlx::{Database, Pool};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
-/// How long a connection waits for the next transaction before it goes back to the pool. Whoever asks the pool itself waits no
-/// longer for it.
+/// How long a connection waits for the next transaction before it goes back to the pool.
 const KEPT: Duration = Duration::from_millis(10);
 
 /// How long a connection goes from one transaction to the next before the pool sees it again, which checks how old it is.
@@ -30,10 +29,17 @@ struct State<DB: Database> {
 }
 
 struct Shelf<DB: Database> {
-    /// With the moment since which each is here.
-    kept: Vec<(WarmConnection<DB>, Instant)>,
+    kept: Vec<Kept<DB>>,
     /// Whether somebody brings back what nobody takes.
     tended: bool,
+}
+
+struct Kept<DB: Database> {
+    connection: WarmConnection<DB>,
+    /// Since when it is here.
+    since: Instant,
+    /// To give it back, wherever that happens.
+    runtime: Handle,
 }
 
 /// A connection of the pool, and since when it is away from it.
@@ -47,23 +53,35 @@ impl<DB: Database> Warm<DB> {
         Self(Arc::new(State { pool, shelf: Mutex::new(Shelf { kept: Vec::new(), tended: false }) }))
     }
 
-    /// The one that was used last.
+    /// The one that was used last, if that was a moment ago, and nobody may be waiting for the pool.
     pub(crate) fn take(&self) -> Option<WarmConnection<DB>> {
-        let (connection, _) = self.0.shelf().kept.pop()?;
-        (!self.0.pool.is_closed()).then_some(connection)
+        let mut shelf = self.0.shelf();
+        let last = shelf.kept.pop()?;
+        drop(shelf);
+        if !self.0.has_others() || last.since.elapsed() >= KEPT * 2 {
+            last.give_back();
+            return None;
+        }
+        Some(last.connection)
     }
 
     /// Keeps a connection on which no transaction is open. While the pool has no other to give, it gets this one.
     pub(crate) fn keep(&self, connection: WarmConnection<DB>) {
-        let pool = &self.0.pool;
-        let others = pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections();
-        let Ok(runtime) = Handle::try_current() else { return connection.discard() };
-        if !others || pool.is_closed() || connection.since.elapsed() >= AWAY {
+        let Ok(runtime) = Handle::try_current() else { return drop(connection.connection.detach()) };
+        if !self.0.has_others() || connection.since.elapsed() >= AWAY {
             return;
         }
-        let mut shelf = self.0.shelf();
-        shelf.kept.push((connection, Instant::now()));
-        if !std::mem::replace(&mut shelf.tended, true) {
+        let kept = Kept { connection, since: Instant::now(), runtime: runtime.clone() };
+        let (late, begins) = {
+            let mut shelf = self.0.shelf();
+            // Whoever tends it may be on a runtime that stands still.
+            let late = shelf.late(KEPT * 4);
+            shelf.kept.push(kept);
+            (late, !std::mem::replace(&mut shelf.tended, true))
+        };
+        late.into_iter().for_each(Kept::give_back);
+        // Not under the lock: on a runtime that has ended the task is dropped on the spot.
+        if begins {
             runtime.spawn(tend(Tended { state: Arc::downgrade(&self.0), ended: false }));
         }
     }
@@ -71,7 +89,7 @@ impl<DB: Database> Warm<DB> {
     /// Gives all of them back to the pool.
     pub(crate) fn clear(&self) {
         let kept = std::mem::take(&mut self.0.shelf().kept);
-        drop(kept);
+        kept.into_iter().for_each(Kept::give_back);
     }
 }
 
@@ -87,10 +105,35 @@ impl<DB: Database> State<DB> {
     }
 }
 
+impl<DB: Database> State<DB> {
+    /// Whether the pool has a connection for somebody else, or room for one.
+    fn has_others(&self) -> bool {
+        let pool = &self.pool;
+        !pool.is_closed() && (pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections())
+    }
+}
+
+impl<DB: Database> Shelf<DB> {
+    /// Takes out those that have been here for so long. They are taken from the end, so the first have waited for longest.
+    fn late(&mut self, long: Duration) -> Vec<Kept<DB>> {
+        let late = self.kept.iter().take_while(|kept| kept.since.elapsed() >= long).count();
+        self.kept.drain(..late).collect()
+    }
+}
+
+impl<DB: Database> Kept<DB> {
+    /// Back to the pool, which needs a runtime for it. On one that has ended, the connection ends, too.
+    fn give_back(self) {
+        let Self { connection, runtime, .. } = self;
+        let _inside = runtime.enter();
+        drop(connection);
+    }
+}
+
 impl<DB: Database> Drop for State<DB> {
     fn drop(&mut self) {
         let shelf = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
-        shelf.kept.drain(..).for_each(|(connection, _)| connection.put_back());
+        std::mem::take(&mut shelf.kept).into_iter().for_each(Kept::give_back);
     }
 }
 
@@ -99,20 +142,15 @@ async fn tend<DB: Database>(mut tended: Tended<DB>) {
     while !tended.ended {
         sleep(KEPT).await;
         let Some(state) = tended.state.upgrade() else { return };
-        let late = {
-            let mut shelf = state.shelf();
-            // Taken from the end, so the first are those that wait for longest.
-            let late = shelf.kept.iter().take_while(|(_, since)| since.elapsed() >= KEPT).count();
-            shelf.kept.drain(..late).collect::<Vec<_>>()
-        };
-        drop(late);
+        let late = state.shelf().late(KEPT);
+        late.into_iter().for_each(Kept::give_back);
         let mut shelf = state.shelf();
         shelf.tended = !shelf.kept.is_empty();
         tended.ended = !shelf.tended;
     }
 }
 
-/// Somebody tends the shelf. When its runtime ends it, another has to, and what is on the shelf leads nowhere any more.
+/// Somebody tends the shelf. When its runtime ends it, another has to.
 struct Tended<DB: Database> {
     state: Weak<State<DB>>,
     /// In order, because there was nothing on it.
@@ -127,24 +165,13 @@ impl<DB: Database> Drop for Tended<DB> {
             shelf.tended = false;
             std::mem::take(&mut shelf.kept)
         };
-        kept.into_iter().for_each(|(connection, _)| connection.discard());
+        kept.into_iter().for_each(Kept::give_back);
     }
 }
 
 impl<DB: Database> WarmConnection<DB> {
     pub(crate) fn new(connection: PoolConnection<DB>) -> Self {
         Self { connection, since: Instant::now() }
-    }
-
-    /// Back to the pool, which needs a runtime for it.
-    fn put_back(self) {
-        if Handle::try_current().is_err() {
-            self.discard();
-        }
-    }
-
-    fn discard(self) {
-        drop(self.connection.detach());
     }
 
     /// Closes the connection instead of giving it back.

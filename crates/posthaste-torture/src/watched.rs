@@ -105,8 +105,12 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.insert(connection, rows)
     }
 
-    fn insert_into(&self, tx: &mut Self::Tx<'_>, rows: &[NewRow]) -> impl Future<Output = Result<(), Error>> + Send {
-        self.inner.insert_into(tx, rows)
+    fn insert_into(
+        &self,
+        connection: &mut Self::Connection,
+        rows: &[NewRow],
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        self.inner.insert_into(connection, rows)
     }
 
     fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send {

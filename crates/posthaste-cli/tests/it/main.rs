@@ -1,6 +1,13 @@
 //! The command as a user meets it: run as a program, judged by what it prints and by its exit status.
 
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
+mod config;
 mod demo;
+mod help;
+mod operator;
+mod place;
+mod relay;
 
 use std::process::{Command, Output};
 

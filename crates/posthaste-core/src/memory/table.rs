@@ -327,22 +327,10 @@ impl Table {
     }
 
     pub(super) fn redrive(&mut self, redrive: &Redrive, now: Timestamp) -> u64 {
-        let any_status = Filter { statuses: Vec::new(), ..redrive.filter.clone() };
-        let named = |row: &Row| redrive.ids.as_ref().is_none_or(|ids| ids.contains(row.event.id()));
-        let dead: Vec<i64> = self
-            .rows
-            .iter()
-            .filter(|(_, row)| row.status == Status::Dead && named(row) && fits(row, &any_status))
-            .map(|(seq, _)| *seq)
-            .take(redrive.chunk)
-            .collect();
+        let dead = self.dead(redrive);
         for seq in &dead {
             self.redrive_row(*seq, now);
-            let key = self.rows.get(seq).and_then(Row::key);
-            if let Some(closed) = key.and_then(|key| self.closed.get_mut(&key)).filter(|closed| closed.head_seq == *seq)
-            {
-                closed.reopened = true;
-            }
+            self.reopen_headed_by(*seq);
         }
         dead.len() as u64
     }
@@ -356,6 +344,35 @@ impl Table {
             row.last_error = None;
             row.lease = None;
         });
+    }
+
+    pub(super) fn discard(&mut self, discard: &Redrive) -> u64 {
+        let dead = self.dead(discard);
+        for seq in &dead {
+            self.reopen_headed_by(*seq);
+            self.remove(*seq);
+        }
+        dead.len() as u64
+    }
+
+    /// The closed key whose head this row is, if it is one, goes on.
+    fn reopen_headed_by(&mut self, seq: i64) {
+        let key = self.rows.get(&seq).and_then(Row::key);
+        if let Some(closed) = key.and_then(|key| self.closed.get_mut(&key)).filter(|closed| closed.head_seq == seq) {
+            closed.reopened = true;
+        }
+    }
+
+    /// A chunk of the DEAD rows that are meant.
+    fn dead(&self, wanted: &Redrive) -> Vec<i64> {
+        let any_status = Filter { statuses: Vec::new(), ..wanted.filter.clone() };
+        let named = |row: &Row| wanted.ids.as_ref().is_none_or(|ids| ids.contains(row.event.id()));
+        self.rows
+            .iter()
+            .filter(|(_, row)| row.status == Status::Dead && named(row) && fits(row, &any_status))
+            .map(|(seq, _)| *seq)
+            .take(wanted.chunk)
+            .collect()
     }
 
     pub(super) fn purge(&mut self, purge: &Purge, now: Timestamp) -> u64 {

@@ -1,4 +1,4 @@
-//! What an operator needs: to count, find, list, redrive and purge.
+//! What an operator needs: to count, find, list, redrive, discard and purge.
 
 use std::time::Duration;
 
@@ -117,6 +117,33 @@ pub trait AdminStore: Send + Sync + 'static {
     /// # }
     /// ```
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>>;
+
+    /// Deletes DEAD rows that nobody will deliver any more. Rows of another status are left alone. Works on one chunk, and says how
+    /// many rows it deleted; it is over when that is none. Default: refused.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::{Delivery, Event, Failure, MemoryStore, Outbox};
+    /// use posthaste::store::Redrive;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new())
+    /// #     .listen_all(|_: Delivery| async { Err::<(), _>(Failure::permanent("certificate expired")) })
+    /// #     .start()
+    /// #     .await?;
+    /// # let mut tx = outbox.begin().await?;
+    /// # let id = tx.write(Event::of_json("OrderPlaced", "{}")).await?.expect("there are no hooks");
+    /// # tx.commit().await?;
+    /// # outbox.shutdown().await;
+    /// assert_eq!(outbox.admin().discard(&Redrive::ids([id])).await?, 1);
+    /// assert_eq!(outbox.admin().counts().await?.total(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn discard<'a>(&'a self, _dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        Box::pin(std::future::ready(Err(Error::Refused("this store cannot discard rows".into()))))
+    }
 
     /// Deletes old rows. Works on one chunk, and says how many rows it deleted; it is over when that is none.
     ///
@@ -293,7 +320,7 @@ pub enum Order {
     NewestFirst,
 }
 
-/// Which DEAD rows to redrive.
+/// Which DEAD rows to redrive, or to discard.
 #[derive(Clone, Debug)]
 pub struct Redrive {
     /// These ids only; nothing means whatever the filter fits.

@@ -271,8 +271,8 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.faults.meddle(Call::Insert, &[], self.inner.insert(connection, rows)).await
     }
 
-    async fn insert_into(&self, tx: &mut S::Tx<'_>, rows: &[NewRow]) -> Result<(), Error> {
-        self.faults.meddle(Call::Insert, &[], self.inner.insert_into(tx, rows)).await
+    async fn insert_into(&self, connection: &mut S::Connection, rows: &[NewRow]) -> Result<(), Error> {
+        self.faults.meddle(Call::Insert, &[], self.inner.insert_into(connection, rows)).await
     }
 
     async fn commit(&self, tx: S::OwnTx) -> Result<(), CommitError> {
@@ -350,6 +350,10 @@ impl<S: AdminStore> AdminStore for Faulty<S> {
 
     fn list<'a>(&'a self, filter: &'a Filter, page: &'a Page) -> BoxFuture<'a, Result<Vec<Record>, Error>> {
         self.inner.list(filter, page)
+    }
+
+    fn discard<'a>(&'a self, dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        self.inner.discard(dead)
     }
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {

@@ -166,3 +166,36 @@ async fn an_event_that_hangs_longer_than_its_ttl_is_started_again() {
     until(&store, "it is done by the second call", |counts| counts.done == 1).await;
     assert_eq!(calls.load(Ordering::SeqCst), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_choice_that_panics_has_chosen_nobody_and_one_that_does_not_goes_before_names() {
+    let (chosen, named) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let counting = |count: &Arc<AtomicUsize>| {
+        let count = Arc::clone(count);
+        move |_: Delivery| {
+            count.fetch_add(1, Ordering::Relaxed);
+            async {}
+        }
+    };
+    let mut registry = Registry::new();
+    let choose = |event: &posthaste_core::Event| match event.event_type() {
+        "Panics" => panic!("no choice"),
+        "Beyond" => Some(7),
+        "Chosen" => Some(0),
+        _ => None,
+    };
+    registry.register_by([counting(&chosen)], choose).unwrap();
+    assert!(!registry.is_empty());
+    registry.register_all(counting(&named)).unwrap();
+    let store = MemoryStore::new();
+    let outbox = Outbox::builder(store.clone()).registry(registry).start().await.unwrap();
+    for event_type in ["Panics", "Beyond", "Chosen", "Other"] {
+        write(&outbox, event_type).await;
+    }
+    until(&store, "all are done", |counts| counts.done == 4).await;
+    assert_eq!((chosen.load(Ordering::Relaxed), named.load(Ordering::Relaxed)), (1, 3));
+
+    let mistake = posthaste_core::listener::AnyListener::mistaken(std::io::Error::other("no such topic"));
+    let error = Registry::new().register_by([mistake], |_| Some(0)).unwrap_err().to_string();
+    assert_eq!(error, "listener 1 of those to choose from is not right: no such topic");
+}

@@ -4,7 +4,7 @@ use posthaste_core::EventId;
 use posthaste_core::store::{
     AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Order, Page, Purge, Record, Redrive, Status,
 };
-use sqlx::{MySql, QueryBuilder};
+use sqlx::{MySql, QueryBuilder, SqlStr};
 
 use super::insert::length;
 use super::patience::Patience;
@@ -31,7 +31,12 @@ impl AdminStore for MySqlStore {
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
         let redrive = redrive.clone();
-        patiently!(self, |store| store.try_redrive(&redrive))
+        patiently!(self, |store| store.try_with_dead(&store.sql.slots.redrive, &redrive))
+    }
+
+    fn discard<'a>(&'a self, dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        let dead = dead.clone();
+        patiently!(self, |store| store.try_with_dead(&store.sql.slots.discard, &dead))
     }
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
@@ -92,37 +97,24 @@ impl MySqlStore {
         query
     }
 
-    async fn try_redrive(&self, redrive: &Redrive) -> Result<u64, sqlx::Error> {
+    /// Carries out a statement about DEAD rows.
+    async fn try_with_dead(&self, statement: &SqlStr, wanted: &Redrive) -> Result<u64, sqlx::Error> {
         let mut tx = self.begin_relay().await?;
-        let mut redriven = 0;
-        let parts = match &redrive.ids {
+        let mut changed = 0;
+        let parts = match &wanted.ids {
             Some(ids) => ids.chunks(MOST).map(Some).collect(),
             None => vec![None],
         };
         for ids in parts {
-            let left = limit(redrive.chunk).saturating_sub_unsigned(redriven);
-            redriven += self.redrive_query(&redrive.filter, ids, left).build().execute(&mut *tx).await?.rows_affected();
+            let left = limit(wanted.chunk).saturating_sub_unsigned(changed);
+            let mut query = dead_query(statement, &wanted.filter, ids, left);
+            changed += query.build().execute(&mut *tx).await?.rows_affected();
         }
-        if redriven > 0 {
-            self.reopen_redriven(&mut tx).await?;
+        if changed > 0 {
+            self.reopen_changed(&mut tx).await?;
         }
         tx.commit().await?;
-        Ok(redriven)
-    }
-
-    fn redrive_query(&self, filter: &Filter, ids: Option<&[EventId]>, limit: i64) -> QueryBuilder<MySql> {
-        let mut query = QueryBuilder::new(self.sql.slots.redrive.as_str());
-        if let Some(ids) = ids {
-            query.push(" AND event_id IN (");
-            let mut list = query.separated(", ");
-            for id in ids {
-                list.push_bind(id.to_string());
-            }
-            query.push(")");
-        }
-        push_filter(&mut query, &DIALECT, filter, false);
-        query.push(" ORDER BY seq LIMIT ").push_bind(limit);
-        query
+        Ok(changed)
     }
 
     async fn try_purge(&self, purge: &Purge) -> Result<u64, sqlx::Error> {
@@ -171,4 +163,20 @@ fn push_statuses(query: &mut QueryBuilder<MySql>, statuses: &[Status]) {
         }
         query.push(")");
     }
+}
+
+/// A statement about DEAD rows, with which of them.
+fn dead_query(statement: &SqlStr, filter: &Filter, ids: Option<&[EventId]>, limit: i64) -> QueryBuilder<MySql> {
+    let mut query = QueryBuilder::new(statement.as_str());
+    if let Some(ids) = ids {
+        query.push(" AND event_id IN (");
+        let mut list = query.separated(", ");
+        for id in ids {
+            list.push_bind(id.to_string());
+        }
+        query.push(")");
+    }
+    push_filter(&mut query, &DIALECT, filter, false);
+    query.push(" ORDER BY seq LIMIT ").push_bind(limit);
+    query
 }

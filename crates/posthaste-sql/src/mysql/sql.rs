@@ -117,6 +117,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         ),
         redrive: "UPDATE {table} SET status = 0, attempts = 0, available_at = UTC_TIMESTAMP(6), done_at = NULL, \
                   last_error = NULL, locked_by = NULL, locked_at = NULL WHERE stage = 3",
+        discard: "DELETE FROM {table} WHERE stage = 3",
         purge: "DELETE FROM {table} WHERE ",
         // A delete here says by itself which rows it is about.
         purgeable: "",

@@ -130,19 +130,17 @@ impl WriteStore for MySqlStore {
     async fn begin(&self) -> Result<MySqlTx, Error> {
         let store = self.clone();
         let begun = finish(&self.tasks, async move {
-            let mut connection = Box::new(match store.warm.as_ref().and_then(Warm::take) {
-                Some(connection) => connection,
-                None => WarmConnection::new(store.acquire().await?),
-            });
-            if let Err(error) =
-                MySqlTransactionManager::begin(&mut connection, Some(sql::BEGIN_OWN.into_sql_str())).await
-            {
-                // It may have begun.
-                connection.close_on_drop();
-                return Err(error);
+            let warm = store.warm.as_ref().filter(|_| !store.failover.is_suspected());
+            if let Some((warm, connection)) = warm.and_then(|warm| Some((warm, warm.take()?))) {
+                match store.begin_on(connection).await {
+                    Ok(tx) => return Ok(tx),
+                    // A BEGIN that failed has done nothing. Those beside it are likely to be dead, too.
+                    Err(error) => tracing::debug!(%error, "passing by a dead connection"),
+                }
+                warm.clear();
             }
-            store.inserts.began_own(&connection);
-            Ok(MySqlTx { connection: Some(connection), inserts: store.inserts, tasks: store.tasks })
+            let connection = store.acquire().await?;
+            store.begin_on(WarmConnection::new(connection)).await
         });
         begun.await.map_err(|error| self.fault(error))
     }
@@ -258,6 +256,17 @@ const COMMITTED_BEFORE: &str = "the transaction had been committed before, by a 
                                 by itself, such as one that changes a table; what came after it is on its own, or rolled back";
 
 impl MySqlStore {
+    async fn begin_on(&self, connection: WarmConnection<MySql>) -> Result<MySqlTx, sqlx::Error> {
+        let mut connection = Box::new(connection);
+        if let Err(error) = MySqlTransactionManager::begin(&mut connection, Some(sql::BEGIN_OWN.into_sql_str())).await {
+            // It may have begun.
+            connection.close_on_drop();
+            return Err(error);
+        }
+        self.inserts.began_own(&connection);
+        Ok(MySqlTx { connection: Some(connection), inserts: self.inserts.clone(), tasks: self.tasks.clone() })
+    }
+
     /// Fails where no transaction is open, also if sqlx counts one. What is written then would be stored on its own.
     pub(super) async fn expect_open(&self, connection: &mut MySqlConnection) -> Result<(), Error> {
         match sqlx::raw_sql(sql::ASK).execute(connection).await {

@@ -7,8 +7,8 @@ use posthaste_core::store::{
     AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Maintained, Order, Page, Purge, Record,
     Redrive, Status,
 };
-use sqlx::QueryBuilder;
 use sqlx::postgres::Postgres;
+use sqlx::{QueryBuilder, SqlStr};
 
 use super::moment::interval;
 use super::sql::DIALECT;
@@ -51,12 +51,11 @@ impl AdminStore for PgStore {
     }
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
-        Box::pin(async move {
-            if self.has_keys().await? {
-                return self.retrying(|| self.count(self.redrive_with_keys_query(redrive))).await;
-            }
-            self.retrying(|| self.run(self.redrive_query(redrive))).await
-        })
+        Box::pin(self.change_dead(&self.sql.slots.redrive, redrive))
+    }
+
+    fn discard<'a>(&'a self, dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        Box::pin(self.change_dead(&self.sql.slots.discard, dead))
     }
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
@@ -109,27 +108,18 @@ impl PgStore {
         query
     }
 
-    fn redrive_query(&self, redrive: &Redrive) -> QueryBuilder<Postgres> {
-        self.redrive_after("", redrive)
-    }
-
-    /// The same where keys may be closed.
-    fn redrive_with_keys_query(&self, redrive: &Redrive) -> QueryBuilder<Postgres> {
-        let (before, after) = sql::lanes::REDRIVE;
-        let mut query = self.redrive_after(before, redrive);
-        query.push(DIALECT.fill(after, self.table()));
-        query
-    }
-
-    fn redrive_after(&self, before: &str, redrive: &Redrive) -> QueryBuilder<Postgres> {
-        let mut query = QueryBuilder::new(before);
-        query.push(self.sql.slots.redrive.as_str());
-        push_wanted(&mut query, redrive);
-        query.push(" ORDER BY seq LIMIT ").push_bind(limit(redrive.chunk)).push(LOCK);
-        // Another partition may have other rows with these numbers.
-        query.push(" AND status + 0 = 3");
-        push_wanted(&mut query, redrive);
-        query
+    /// Carries out a statement about DEAD rows. Closed keys whose heads are among them go on.
+    async fn change_dead(&self, statement: &SqlStr, wanted: &Redrive) -> Result<u64, Error> {
+        if !self.has_keys().await? {
+            return self.retrying(|| self.run(dead_query("", statement, wanted))).await;
+        }
+        let (before, after) = sql::lanes::AROUND_DEAD;
+        let query = || {
+            let mut query = dead_query(before, statement, wanted);
+            query.push(DIALECT.fill(after, self.table()));
+            query
+        };
+        self.retrying(|| self.count(query())).await
     }
 
     fn purgeable(&self, purge: &Purge) -> Vec<Purgeable> {
@@ -192,6 +182,17 @@ impl PgStore {
 }
 
 /// Which DEAD rows are wanted.
+fn dead_query(before: &str, statement: &SqlStr, wanted: &Redrive) -> QueryBuilder<Postgres> {
+    let mut query = QueryBuilder::new(before);
+    query.push(statement.as_str());
+    push_wanted(&mut query, wanted);
+    query.push(" ORDER BY seq LIMIT ").push_bind(limit(wanted.chunk)).push(LOCK);
+    // Another partition may have other rows with these numbers.
+    query.push(" AND status + 0 = 3");
+    push_wanted(&mut query, wanted);
+    query
+}
+
 fn push_wanted(query: &mut QueryBuilder<Postgres>, redrive: &Redrive) {
     if let Some(ids) = &redrive.ids {
         let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();

@@ -279,6 +279,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         redrive: "UPDATE {table} SET status = 0, attempts = 0, available_at = (SELECT clock_timestamp()), \
                   done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL \
                   WHERE seq = ANY (ARRAY(SELECT seq FROM {table} WHERE status IN (1, 3) AND status = 3",
+        discard: "DELETE FROM {table} WHERE seq = ANY (ARRAY(SELECT seq FROM {table} WHERE status IN (1, 3) AND status = 3",
         purge: "DELETE FROM {table} WHERE seq = ANY (ARRAY(",
         purgeable: "SELECT seq FROM {table} WHERE ",
         // An index on created_at would cost every insert. Numbers rise with the moments of inserts, but for some that happened

@@ -63,9 +63,9 @@ impl fmt::Debug for PgTx {
 }
 
 impl PgStore {
-    /// As the pool begins one, on a connection that comes from the transaction before, if there is one.
-    async fn try_begin(&self) -> Result<PgTx, sqlx::Error> {
-        let connection = match self.warm.as_ref().and_then(Warm::take) {
+    /// As the pool begins one, or on a connection that comes from the transaction before, if there is one.
+    async fn try_begin(&self, warm: Option<&Warm<Postgres>>) -> Result<PgTx, sqlx::Error> {
+        let connection = match warm.and_then(Warm::take) {
             Some(connection) => connection,
             None => WarmConnection::new(self.acquire().await?),
         };
@@ -88,12 +88,17 @@ impl WriteStore for PgStore {
     type OwnTx = PgTx;
 
     async fn begin(&self) -> Result<PgTx, Error> {
+        let mut warm = self.warm.as_ref().filter(|_| !self.failover.is_suspected());
         let mut passed = 0;
         loop {
-            match self.try_begin().await {
+            match self.try_begin(warm).await {
                 Err(error) if passed < MOST_STALE && fault::is_stale(&error) => {
                     tracing::debug!(%error, "passing by a dead connection");
-                    passed += 1;
+                    // Those beside it are likely to be dead, too.
+                    match warm.take() {
+                        Some(warm) => warm.clear(),
+                        None => passed += 1,
+                    }
                 }
                 begun => return begun.map_err(|error| self.fault(error)),
             }

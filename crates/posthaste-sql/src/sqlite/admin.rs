@@ -44,12 +44,11 @@ impl AdminStore for SqliteStore {
     }
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
-        Box::pin(async move {
-            if self.has_keys().await? {
-                return self.redrive_with_keys(redrive).await;
-            }
-            self.run(self.redrive_query(redrive)).await
-        })
+        Box::pin(self.change_dead(|| self.redrive_query(redrive)))
+    }
+
+    fn discard<'a>(&'a self, dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
+        Box::pin(self.change_dead(|| dead_query(QueryBuilder::new(self.sql.slots.discard.as_str()), dead)))
     }
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
@@ -89,18 +88,18 @@ impl SqliteStore {
         query
     }
 
+    /// Carries out a statement about DEAD rows. Closed keys whose heads are among them go on.
+    async fn change_dead(&self, query: impl Fn() -> QueryBuilder<Sqlite>) -> Result<u64, Error> {
+        if self.has_keys().await? {
+            return self.change_dead_with_keys(query).await;
+        }
+        self.run(query()).await
+    }
+
     pub(super) fn redrive_query(&self, redrive: &Redrive) -> QueryBuilder<Sqlite> {
         let mut moment = SqliteArguments::default();
         moment.add(self.now().as_micros()).expect("a number can be bound");
-        let mut query = QueryBuilder::with_arguments(self.sql.slots.redrive.as_str(), moment);
-        if let Some(ids) = &redrive.ids {
-            let ids: Vec<&str> = ids.iter().map(EventId::as_str).collect();
-            let json = serde_json::to_string(&ids).expect("texts are JSON");
-            query.push(" AND event_id IN (SELECT value FROM json_each(").push_bind(json).push("))");
-        }
-        push_filter(&mut query, &DIALECT, &redrive.filter, false);
-        query.push(" ORDER BY seq LIMIT ").push_bind(limit(redrive.chunk)).push(")");
-        query
+        dead_query(QueryBuilder::with_arguments(self.sql.slots.redrive.as_str(), moment), redrive)
     }
 
     /// The statement for a purge, unless there is nothing to be purged.
@@ -132,6 +131,18 @@ impl SqliteStore {
         let done = query.build().execute(&self.pool).await.map_err(|error| self.fault(error))?;
         Ok(done.rows_affected())
     }
+}
+
+/// A statement about DEAD rows, with which of them.
+fn dead_query(mut query: QueryBuilder<Sqlite>, wanted: &Redrive) -> QueryBuilder<Sqlite> {
+    if let Some(ids) = &wanted.ids {
+        let ids: Vec<&str> = ids.iter().map(EventId::as_str).collect();
+        let json = serde_json::to_string(&ids).expect("texts are JSON");
+        query.push(" AND event_id IN (SELECT value FROM json_each(").push_bind(json).push("))");
+    }
+    push_filter(&mut query, &DIALECT, &wanted.filter, false);
+    query.push(" ORDER BY seq LIMIT ").push_bind(limit(wanted.chunk)).push(")");
+    query
 }
 
 #[cfg(test)]

@@ -67,12 +67,12 @@ impl WriteStore for SqliteStore {
 
     /// Asks first: a row that is stored on its own, for however short a time, may be delivered by whoever polls, who has to wait
     /// for nobody's turn.
-    async fn insert_into(&self, tx: &mut Self::Tx<'_>, rows: &[NewRow]) -> Result<(), Error> {
+    async fn insert_into(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
         if rows.is_empty() {
             return Ok(());
         }
-        self.expect_open(tx).await?;
-        self.insert_rows(tx, rows).await
+        self.expect_open(connection).await?;
+        self.insert_rows(connection, rows).await
     }
 
     async fn commit(&self, mut tx: SqliteTx) -> Result<(), CommitError> {

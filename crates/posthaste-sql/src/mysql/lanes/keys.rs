@@ -84,10 +84,10 @@ impl MySqlStore {
         Ok(head.is_some())
     }
 
-    /// After a redrive, in its transaction: keys whose heads were redriven go on with them.
-    pub(in super::super) async fn reopen_redriven(&self, connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    /// After a redrive or a discard, in its transaction: keys whose heads are DEAD no more go on.
+    pub(in super::super) async fn reopen_changed(&self, connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
         if self.has_keys(connection).await? {
-            sqlx::query(self.key_statement(sql::REOPEN_REDRIVEN)).execute(connection).await?;
+            sqlx::query(self.key_statement(sql::REOPEN_CHANGED)).execute(connection).await?;
         }
         Ok(())
     }

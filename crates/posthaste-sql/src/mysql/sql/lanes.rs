@@ -252,11 +252,11 @@ pub(in super::super) const REDRIVE_HEAD: &str = "UPDATE {table} SET status = 0, 
      WHERE seq = ? AND status = 3";
 
 /// After a redrive: keys whose heads are pending go on.
-pub(in super::super) const REOPEN_REDRIVEN: &str = concat!(
+pub(in super::super) const REOPEN_CHANGED: &str = concat!(
     "UPDATE ",
     keys!(),
-    " AS k JOIN {table} AS t ON t.seq = k.head_seq AND t.status IN (0, 2) \
-     SET k.state = 1, k.until = UTC_TIMESTAMP(6) WHERE k.state = 2"
+    " AS k LEFT JOIN {table} AS t ON t.seq = k.head_seq AND t.status = 3 \
+     SET k.state = 1, k.until = UTC_TIMESTAMP(6) WHERE k.state = 2 AND t.seq IS NULL"
 );
 
 /// Makes time pass for leases.

@@ -392,14 +392,14 @@ pub(in super::super) const RELEASE: &str = concat!(
 /// Whether keys can be closed.
 pub(in super::super) const HAS_KEYS: &str = "SELECT to_regclass('{schema}\"{name}_key\"') IS NOT NULL";
 
-/// Around a redrive, which returns numbers and ids: a closed key whose head is redriven goes on with it. How many were redriven.
-pub(in super::super) const REDRIVE: (&str, &str) = (
-    "WITH redriven AS (",
+/// Around what redrives or discards DEAD rows: a closed key whose head is among them goes on. How many there were.
+pub(in super::super) const AROUND_DEAD: (&str, &str) = (
+    "WITH changed AS (",
     concat!(
         " RETURNING seq, event_id), open AS (UPDATE ",
         keys!(),
-        " SET state = 1, until = clock_timestamp() FROM redriven \
-         WHERE head_id = event_id AND head_seq = seq AND state = 2) SELECT count(*) FROM redriven"
+        " SET state = 1, until = clock_timestamp() FROM changed \
+         WHERE head_id = event_id AND head_seq = seq AND state = 2) SELECT count(*) FROM changed"
     ),
 );
 

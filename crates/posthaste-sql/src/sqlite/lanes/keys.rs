@@ -1,9 +1,9 @@
 //! Keys of which nothing is delivered until somebody decides.
 
-use posthaste_core::store::{ClosedKey, Error, Key, LaneLease, Redrive};
+use posthaste_core::store::{ClosedKey, Error, Key, LaneLease};
 use posthaste_core::{EventId, Timestamp};
-use sqlx::sqlite::SqliteRow;
-use sqlx::{Row, SqlStr};
+use sqlx::sqlite::{Sqlite, SqliteRow};
+use sqlx::{QueryBuilder, Row, SqlStr};
 
 use super::super::SqliteStore;
 use super::super::gate::Patience;
@@ -85,18 +85,21 @@ impl SqliteStore {
         Ok(head.is_some())
     }
 
-    /// A redrive where keys may be closed: those whose heads are redriven go on with them.
-    pub(in super::super) async fn redrive_with_keys(&self, redrive: &Redrive) -> Result<u64, Error> {
-        patiently!(self, self.try_redrive_with_keys(redrive)).await
+    /// Redrives or discards where keys may be closed: those whose heads are among them go on.
+    pub(in super::super) async fn change_dead_with_keys(
+        &self,
+        query: impl Fn() -> QueryBuilder<Sqlite>,
+    ) -> Result<u64, Error> {
+        patiently!(self, self.try_change_dead_with_keys(query())).await
     }
 
-    async fn try_redrive_with_keys(&self, redrive: &Redrive) -> Result<u64, sqlx::Error> {
+    async fn try_change_dead_with_keys(&self, mut query: QueryBuilder<Sqlite>) -> Result<u64, sqlx::Error> {
         let mut tx = begin_immediate(&self.pool).await?;
-        let redriven = self.redrive_query(redrive).build().execute(&mut *tx).await?.rows_affected();
-        let query = sqlx::query(self.key_statement(sql::REOPEN_REDRIVEN)).bind(self.now().as_micros());
+        let changed = query.build().execute(&mut *tx).await?.rows_affected();
+        let query = sqlx::query(self.key_statement(sql::REOPEN_CHANGED)).bind(self.now().as_micros());
         query.execute(&mut *tx).await?;
         tx.commit().await?;
-        Ok(redriven)
+        Ok(changed)
     }
 }
 

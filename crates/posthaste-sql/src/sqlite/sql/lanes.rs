@@ -183,12 +183,12 @@ pub(in super::super) const REDRIVE_HEAD: &str = "UPDATE {table} NOT INDEXED SET 
      available_at = ?2, done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL \
      WHERE seq = ?1 AND status = 3";
 
-/// After a redrive: keys whose heads are pending go on.
-pub(in super::super) const REOPEN_REDRIVEN: &str = concat!(
+/// After a redrive or a discard: keys whose heads are DEAD no more go on.
+pub(in super::super) const REOPEN_CHANGED: &str = concat!(
     "UPDATE ",
     keys!(),
     " SET state = 1, until = ?1 WHERE state = 2 \
-     AND EXISTS (SELECT 1 FROM {table} AS t NOT INDEXED WHERE t.seq = head_seq AND t.status IN (0, 2))"
+     AND NOT EXISTS (SELECT 1 FROM {table} AS t NOT INDEXED WHERE t.seq = head_seq AND t.status = 3)"
 );
 
 /// Makes time pass for leases.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use posthaste_core::store::{NewRow, WriteStore};
 use posthaste_sql::MySqlStore;
+use sqlx::AssertSqlSafe;
 use sqlx::mysql::MySqlPoolOptions;
 use tokio::time::{sleep, timeout};
 
@@ -61,5 +62,16 @@ async fn a_pool_that_has_no_other_gets_it_back_at_once() {
         let asked = timeout(LATER, store.pool().acquire()).await.expect("the pool has nothing");
         drop(asked.unwrap());
     }
+    store.close().await;
+}
+
+#[tokio::test]
+async fn one_that_the_server_has_ended_meanwhile_is_passed_by() {
+    let database = Database::new().await;
+    let store = reusing(&database, 8).await;
+    let first = write_one(&store, "a").await;
+    let mut other = database.connection().await;
+    sqlx::raw_sql(AssertSqlSafe(format!("KILL {first}"))).execute(&mut other).await.unwrap();
+    assert_ne!(write_one(&store, "b").await, first);
     store.close().await;
 }

@@ -1,5 +1,6 @@
 //! Connections that go from one transaction to the next.
 
+use std::future::Future;
 use std::time::Duration;
 
 use posthaste_core::store::{NewRow, WriteStore};
@@ -92,6 +93,49 @@ async fn closing_does_not_wait_for_it_and_leaves_nothing() {
     timeout(LATER, store.close()).await.expect("it is waited for");
     assert!(store.begin().await.is_err());
     assert_eq!(database.backends("pid <> pg_backend_pid()").await, 0);
+}
+
+#[test]
+fn a_commit_on_a_runtime_that_has_ended_does_not_hang() {
+    let (runtime, other) = (tokio::runtime::Runtime::new().unwrap(), tokio::runtime::Runtime::new().unwrap());
+    let (_database, store, tx) = runtime.block_on(async {
+        let database = Database::new().await;
+        let store = reusing(&database, 8).await;
+        write_one(&store, "a").await;
+        sleep(LATER).await;
+        let mut tx = store.begin().await.unwrap();
+        store.insert(&mut tx, &[NewRow::new(event("b"))]).await.unwrap();
+        (database, store, tx)
+    });
+    let ended = other.handle().clone();
+    drop(other);
+    let committed = runtime.block_on(async {
+        let committing = store.commit_inserted(tx);
+        tokio::pin!(committing);
+        // As a worker of a runtime that ends meanwhile would.
+        std::future::poll_fn(|context| {
+            let _inside = ended.enter();
+            committing.as_mut().poll(context)
+        })
+        .await
+    });
+    committed.unwrap();
+    assert!(store.pool().size() > 0);
+}
+
+#[test]
+fn a_store_may_be_dropped_outside_of_its_runtime() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let store = runtime.block_on(async {
+        let database = Database::new().await;
+        let pool = PgPoolOptions::new().max_connections(8).min_connections(2);
+        let store = database.store_with(pool).await.reusing_connections();
+        store.migrate().await.unwrap();
+        write_one(&store, "a").await;
+        store
+    });
+    drop(store);
+    drop(runtime);
 }
 
 #[test]

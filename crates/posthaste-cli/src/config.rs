@@ -1,0 +1,149 @@
+//! `posthaste config`: whether the settings are right, and what they are.
+
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use posthaste::Options;
+
+use crate::exit::{Failed, Status};
+use crate::relay::{Connected, registry};
+use crate::settings::{Flags, Given, Origin, Table, Value, hidden};
+
+/// Check the settings, or show them.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    flags: Flags,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Say everything that is wrong with the settings, with line and field. Nobody is connected to.
+    ///
+    /// Exit status: 0 if nothing is wrong, 3 if something is.
+    Check,
+    /// Show every setting that counts and where it comes from. Secrets are not shown.
+    Print,
+}
+
+pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
+    let given = Given::read(&args.flags, &[], std::env::vars())?;
+    match args.command {
+        Command::Check => check(&given).await,
+        Command::Print => print(&given),
+    }
+}
+
+async fn check(given: &Given) -> Result<ExitCode, Failed> {
+    let settings = match given.settings() {
+        Ok(settings) => settings,
+        Err(faults) => {
+            for fault in faults.iter() {
+                eprintln!("error: {fault}");
+            }
+            return Ok(Status::Settings.into());
+        }
+    };
+    let mut connected = Vec::with_capacity(settings.destinations.len());
+    for destination in &settings.destinations {
+        connected.push(Connected::new(destination, false).await?);
+    }
+    registry(&settings, &connected)?;
+    let used: BTreeSet<usize> = settings.routes.iter().flat_map(|route| route.to.iter().copied()).collect();
+    for (place, destination) in settings.destinations.iter().enumerate() {
+        if !used.contains(&place) {
+            eprintln!("warning: {}: destination.{}: no route leads there", destination.origin, destination.name);
+        }
+    }
+    let from = given.file.as_ref().map_or("there is no file".to_owned(), |file| file.display().to_string());
+    let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    println!(
+        "{from}: nothing is wrong; {}, {}",
+        counted(settings.destinations.len(), "destination"),
+        counted(settings.routes.len(), "route")
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A line for each value: what it is, and where it comes from.
+fn print(given: &Given) -> Result<ExitCode, Failed> {
+    let settings = given.settings()?;
+    let mut lines = Vec::new();
+    let database = given.table.get("database").and_then(Value::as_table);
+    let of = &settings.database;
+    let defaults = [
+        ("delete_done", of.delete_done.to_string()),
+        ("migrate", of.migrate.to_string()),
+        ("table", format!("{:?}", of.table)),
+        ("url", format!("{:?}", crate::settings::shown(&of.url))),
+        ("wake_ups", of.wake_ups.to_string()),
+    ];
+    push_section(&mut lines, "database", database, defaults);
+    let format = format!("{:?}", settings.log.format).to_lowercase();
+    let filter = settings.log.filter.as_deref().unwrap_or("warn,posthaste=info");
+    let log = [("filter", format!("{filter:?}")), ("format", format!("{format:?}"))];
+    push_section(&mut lines, "log", given.table.get("log").and_then(Value::as_table), log);
+    let relay = defaults_of(&settings.relay);
+    let relay = relay.iter().map(|(key, value)| (&**key, value.clone()));
+    push_section(&mut lines, "relay", given.table.get("relay").and_then(Value::as_table), relay);
+    match given.table.get("destination").and_then(Value::as_table).filter(|table| !table.is_empty()) {
+        Some(destinations) => {
+            for (name, _, destination) in destinations.iter() {
+                let field = format!("destination.{name}");
+                for (key, _, value) in destination.as_table().into_iter().flat_map(Table::iter) {
+                    lines.push((format!("{field}.{key} = {}", hidden(key, value)), value.origin.clone()));
+                }
+            }
+        }
+        None => lines.push(("destination.stdout.type = \"stdout\"".to_owned(), Origin::Default)),
+    }
+    let routes = given.table.get("route");
+    for (place, route) in settings.routes.iter().enumerate() {
+        let to: Vec<&str> = route.to.iter().map(|&place| &*settings.destinations[place].name).collect();
+        let mut line = format!(
+            "route[{}] = {{ name = {:?}, to = {to:?}, retry = {:?}",
+            place + 1,
+            route.name,
+            format!("{:?}", route.retry)
+        );
+        if let Some(rate) = route.rate {
+            line += &format!(", rate = \"{}/{:?}\"", rate.events, rate.period);
+        }
+        if let Some(concurrency) = route.concurrency {
+            line += &format!(", concurrency = {concurrency}");
+        }
+        lines.push((line + " }", routes.map_or(Origin::Default, |routes| routes.place(place).clone())));
+    }
+    let width = lines.iter().map(|(line, _)| line.chars().count()).filter(|width| *width <= 60).max().unwrap_or(0);
+    for (line, origin) in lines {
+        println!("{line:width$}  # {origin}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was given of a section, and of the rest what counts instead.
+fn push_section<'a>(
+    lines: &mut Vec<(String, Origin)>,
+    name: &str,
+    given: Option<&Table>,
+    effective: impl IntoIterator<Item = (&'a str, String)>,
+) {
+    for (key, value) in effective {
+        match given.and_then(|given| given.get(key)) {
+            Some(given) => lines.push((format!("{name}.{key} = {}", hidden(key, given)), given.origin.clone())),
+            None => lines.push((format!("{name}.{key} = {value}"), Origin::Default)),
+        }
+    }
+}
+
+/// Every option with its value; those that are not set are left out.
+fn defaults_of(options: &Options) -> Vec<(String, String)> {
+    let all = serde_json::to_value(options).expect("options are plain data");
+    let all = all.as_object().expect("options are a struct");
+    let set = all.iter().filter(|(_, value)| !value.is_null());
+    set.map(|(key, value)| (key.clone(), value.to_string())).collect()
+}

@@ -1,0 +1,59 @@
+//! `posthaste init`: a file of settings to begin with, and the table.
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::database::Database;
+use crate::exit::Failed;
+use crate::settings::{self, Flags, Given};
+
+/// Write a posthaste.toml to begin with, in which everything is explained.
+///
+/// With --database-url the table of the outbox is created there, too. A file that is there is left alone.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    flags: Flags,
+
+    /// Where to write it.
+    #[arg(value_name = "PATH", default_value = settings::FILE)]
+    path: PathBuf,
+}
+
+/// What is written, with a line for the database.
+const TEMPLATE: &str = include_str!("init/posthaste.toml");
+
+/// The line of the template that says where the database is.
+const DATABASE: &str = "url = \"sqlite:posthaste.db\"";
+
+pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
+    let url = args.flags.database_url.as_deref();
+    // Before anything is written: a URL with a password in it is refused.
+    let database = match url {
+        Some(_) => Some(Given::read(&args.flags.clone().without_file(), &[], std::env::vars())?.database()?),
+        None => None,
+    };
+    let text = url.map_or(TEMPLATE.to_owned(), |url| TEMPLATE.replace(DATABASE, &format!("url = {url:?}")));
+    let shown = args.path.display();
+    let created = OpenOptions::new().write(true).create_new(true).open(&args.path);
+    match created {
+        Ok(mut file) => file.write_all(text.as_bytes()).with_context(|| format!("{shown} cannot be written"))?,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            return Err(anyhow::anyhow!("{shown} is there already; remove it, or name another path").into());
+        }
+        Err(error) => return Err(anyhow::Error::new(error).context(format!("{shown} cannot be written")).into()),
+    }
+    println!("wrote {shown}");
+    if let Some(settings) = database {
+        let database = Database::open(&settings).await?;
+        database.migrate().await?;
+        database.close().await;
+        println!("{} in {} is up to date", settings.table, settings::shown(&settings.url));
+    }
+    println!("next: posthaste config check, then posthaste relay");
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,70 @@
+//! `posthaste purge`: deletes what is old.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use posthaste::store::Purge;
+
+use crate::database::Database;
+use crate::exit::{Failed, Status};
+use crate::output::confirmed;
+use crate::rows;
+use crate::settings::{Flags, Given};
+
+/// Delete events that ended long ago.
+///
+/// A relay does this by itself with the settings retention_done and retention_dead.
+///
+/// Exit status: 0 if it was done, 1 if it was not confirmed.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    flags: Flags,
+
+    /// Delete events that became DONE longer ago than this.
+    #[arg(long, value_name = "LENGTH", value_parser = rows::length, required_unless_present = "dead_after")]
+    done_after: Option<Duration>,
+
+    /// Delete events that became DEAD longer ago than this.
+    #[arg(long, value_name = "LENGTH", value_parser = rows::length)]
+    dead_after: Option<Duration>,
+
+    /// Do not ask.
+    #[arg(long)]
+    yes: bool,
+
+    /// How many rows one statement deletes, at most.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    chunk: u32,
+}
+
+pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
+    let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
+    let database = Database::open_existing(&settings).await?;
+    let counts = database.admin().counts().await?;
+    for (name, kept, count) in [("DONE", args.done_after, counts.done), ("DEAD", args.dead_after, counts.dead)] {
+        if let Some(kept) = kept {
+            eprintln!("of {count} {name} events, those that ended more than {kept:?} ago are deleted");
+        }
+    }
+    if !confirmed("delete them?", args.yes)? {
+        database.close().await;
+        return Ok(Status::No.into());
+    }
+    let chunk = usize::try_from(args.chunk).unwrap_or(usize::MAX);
+    let purge = Purge { done_after: args.done_after, dead_after: args.dead_after, chunk, ..Purge::default() };
+    let (bar, mut deleted) = (ProgressBar::new_spinner(), 0);
+    loop {
+        match database.admin().purge(&purge).await? {
+            0 => break,
+            more => deleted += more,
+        }
+        bar.set_message(format!("{deleted} deleted"));
+        bar.tick();
+    }
+    bar.finish_and_clear();
+    println!("{deleted} deleted");
+    database.close().await;
+    Ok(ExitCode::SUCCESS)
+}

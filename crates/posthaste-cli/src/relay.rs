@@ -1,0 +1,194 @@
+//! `posthaste relay`: takes events from a table and delivers them.
+
+mod connected;
+mod once;
+mod router;
+mod start;
+
+use std::future::Future;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use posthaste::store::Store;
+use posthaste::{Closed, Outbox, Registry};
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+use crate::database::{Database, with_store};
+use crate::exit::{Failed, Status};
+use crate::settings::{self, Flags, Given, Log, LogFormat, Settings};
+
+pub(crate) use connected::Connected;
+pub(crate) use router::registry;
+
+/// Deliver the events of a table to brokers, webhooks, files or standard output.
+///
+/// What goes where is said in posthaste.toml (see posthaste init). Without one, events of the file posthaste.db in this
+/// directory are printed as lines of JSON. Any number of relays may share a table.
+///
+/// A database or a destination that is away is waited for. SIGTERM and Ctrl-C end it in order: nothing more is claimed, what is
+/// in hand is delivered, and what the deadline cuts off is given back. A second signal gives it back at once.
+///
+/// Exit status: 0 if it ended in order, 1 if something is left to its leases, 2 if it could not run, 3 if the settings are wrong,
+/// 4 if the database refuses, 5 if the table is not ready, 6 if a destination refuses.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    flags: Flags,
+
+    /// Deliver what is due, and end. What is put off for more than a second is left.
+    #[arg(long)]
+    once: bool,
+
+    /// How the log looks that goes to standard error.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+
+    /// How many deliveries run at once.
+    #[arg(long, value_name = "N")]
+    workers: Option<String>,
+}
+
+pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
+    let format = args.log_format.map(|format| match format {
+        LogFormat::Text => "text".to_owned(),
+        LogFormat::Json => "json".to_owned(),
+    });
+    let more = [
+        format.map(|format| ("--log-format", ["log", "format"], format)),
+        args.workers.map(|workers| ("--workers", ["relay", "workers"], workers)),
+    ];
+    let more: Vec<_> = more.into_iter().flatten().collect();
+    let given = Given::read(&args.flags, &more, std::env::vars())?;
+    let settings = given.settings()?;
+    log_to_stderr(&settings.log);
+    let mut signals = Signals::new()?;
+    let (registry, database, connected) = tokio::select! {
+        started = start(&settings) => started?,
+        signal = signals.next() => {
+            info!(signal, "ended before anything was claimed");
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let closed = if args.once {
+        with_store!(&database, store => once::drain(Arc::new(store.clone()), registry, &settings, &mut signals).await?)
+    } else {
+        with_store!(&database, store => deliver(store.clone(), registry, &settings, &mut signals).await?)
+    };
+    for destination in &*connected {
+        destination.close().await;
+    }
+    database.close().await;
+    Ok(told(closed))
+}
+
+/// Checks everything, and waits for whatever is away.
+async fn start(settings: &Settings) -> Result<(Registry, Database, Vec<Connected>), Failed> {
+    let connected = Connected::all(&settings.destinations).await?;
+    let registry = registry(settings, &connected)?;
+    let database = start::database(&settings.database).await?;
+    start::destinations(&settings.destinations, &connected).await?;
+    info!(
+        database = settings::shown(&settings.database.url),
+        table = settings.database.table,
+        routes = settings.routes.len(),
+        destinations = connected.len(),
+        "delivering"
+    );
+    Ok((registry, database, connected))
+}
+
+/// Delivers until a signal comes.
+async fn deliver<S: Store>(
+    store: S,
+    registry: Registry,
+    settings: &Settings,
+    signals: &mut Signals,
+) -> Result<Closed, Failed> {
+    let outbox = Outbox::many_nodes(store).registry(registry).options(settings.relay.clone());
+    let outbox = outbox.start().await.map_err(|error| Failed::new(Status::CouldNotRun, error))?;
+    let signal = signals.next().await;
+    info!(signal, in_hand = outbox.in_flight(), deadline = ?settings.relay.shutdown_deadline, "ending");
+    Ok(until_second(signals, outbox.shutdown(), || outbox.shutdown_now()).await)
+}
+
+/// Ends in order, and at once at the second signal.
+async fn until_second<F: Future<Output = Closed>>(
+    signals: &mut Signals,
+    in_order: impl Future<Output = Closed>,
+    at_once: impl FnOnce() -> F,
+) -> Closed {
+    let second = tokio::select! {
+        closed = in_order => return closed,
+        signal = signals.next() => signal,
+    };
+    warn!(signal = second, "ending at once");
+    at_once().await
+}
+
+fn told(closed: Closed) -> ExitCode {
+    let Closed { released, abandoned, .. } = closed;
+    if closed.is_clean() {
+        info!(released, "ended, with everything in hand delivered");
+    } else {
+        warn!(
+            released,
+            abandoned,
+            "ended: what was released is delivered by others at once, what was abandoned when its leases run out"
+        );
+    }
+    if abandoned > 0 { Status::No.into() } else { ExitCode::SUCCESS }
+}
+
+/// What asks a relay to end.
+struct Signals {
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn new() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {})
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) -> &'static str {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        "Ctrl-C"
+    }
+}
+
+/// Tells what happens on standard error: `RUST_LOG` decides what of it, then the settings, and otherwise what an operator needs.
+fn log_to_stderr(log: &Log) {
+    let filter = log.filter.as_deref().unwrap_or("warn,posthaste=info");
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(filter));
+    let log_to = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second one would be a mistake of ours, and no reason not to deliver.
+    let _ = match log.format {
+        LogFormat::Json => log_to.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init(),
+        LogFormat::Text => {
+            let colored = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            log_to.with_ansi(colored).try_init()
+        }
+    };
+}

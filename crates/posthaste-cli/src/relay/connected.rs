@@ -1,0 +1,147 @@
+//! Destinations that can be sent to.
+
+use posthaste::RetryPolicy;
+use posthaste::listener::AnyListener;
+use posthaste::publishers::{self, Envelope, Ndjson, PublishError, Publisher};
+
+use crate::exit::{Failed, Status};
+use crate::settings::{Destination, Target};
+
+/// What sends to a destination.
+pub(crate) enum Connected {
+    Lines(Ndjson),
+    #[cfg(feature = "kafka")]
+    Kafka(publishers::Kafka),
+    #[cfg(feature = "mqtt")]
+    Mqtt(publishers::Mqtt),
+    #[cfg(feature = "nats")]
+    Nats(publishers::Nats),
+    #[cfg(feature = "rabbitmq")]
+    Rabbit(publishers::Rabbit),
+    #[cfg(feature = "redis")]
+    Redis(publishers::Redis),
+    #[cfg(feature = "webhook")]
+    Webhook(publishers::Webhook),
+}
+
+/// Does the same with whichever publisher there is.
+macro_rules! with_publisher {
+    ($connected:expr, $publisher:ident => $do:expr) => {
+        match $connected {
+            Connected::Lines($publisher) => $do,
+            #[cfg(feature = "kafka")]
+            Connected::Kafka($publisher) => $do,
+            #[cfg(feature = "mqtt")]
+            Connected::Mqtt($publisher) => $do,
+            #[cfg(feature = "nats")]
+            Connected::Nats($publisher) => $do,
+            #[cfg(feature = "rabbitmq")]
+            Connected::Rabbit($publisher) => $do,
+            #[cfg(feature = "redis")]
+            Connected::Redis($publisher) => $do,
+            #[cfg(feature = "webhook")]
+            Connected::Webhook($publisher) => $do,
+        }
+    };
+}
+
+impl Connected {
+    /// All of them, in their order. Checks their settings; nobody is asked yet, but files are opened.
+    pub(crate) async fn all(destinations: &[Destination]) -> Result<Vec<Self>, Failed> {
+        let mut connected = Vec::with_capacity(destinations.len());
+        for destination in destinations {
+            connected.push(Self::new(destination, true).await?);
+        }
+        Ok(connected)
+    }
+
+    /// One of them; if it is a file it need not be opened for a check.
+    pub(crate) async fn new(destination: &Destination, for_use: bool) -> Result<Self, Failed> {
+        let wrong = |error: &dyn std::error::Error| Failed::from(destination.fault(crate::text_of(error)));
+        Ok(match &destination.target {
+            Target::Lines(_) if !for_use => Self::Lines(Ndjson::stdout()),
+            Target::Lines(options) => {
+                let lines = Ndjson::connect(options.clone()).await;
+                Self::Lines(
+                    lines.map_err(|error| Failed::new(Status::Destination, destination.fault(error.to_string())))?,
+                )
+            }
+            #[cfg(feature = "kafka")]
+            Target::Kafka(options) => {
+                Self::Kafka(publishers::Kafka::connect(options.clone()).await.map_err(|error| wrong(&error))?)
+            }
+            #[cfg(feature = "mqtt")]
+            Target::Mqtt(options) => {
+                Self::Mqtt(publishers::Mqtt::connect(options.clone()).await.map_err(|error| wrong(&error))?)
+            }
+            #[cfg(feature = "nats")]
+            Target::Nats(options) => {
+                Self::Nats(publishers::Nats::connect(options.clone()).await.map_err(|error| wrong(&error))?)
+            }
+            #[cfg(feature = "rabbitmq")]
+            Target::Rabbit(options) => {
+                Self::Rabbit(publishers::Rabbit::connect(options.clone()).await.map_err(|error| wrong(&error))?)
+            }
+            #[cfg(feature = "redis")]
+            Target::Redis(options) => {
+                Self::Redis(publishers::Redis::connect(options.clone()).await.map_err(|error| wrong(&error))?)
+            }
+            #[cfg(feature = "webhook")]
+            Target::Webhook(options) => {
+                Self::Webhook(publishers::Webhook::new(options.clone()).map_err(|error| wrong(&error))?)
+            }
+        })
+    }
+
+    /// Asks the other end whether it is there.
+    pub(crate) async fn check(&self) -> Result<(), PublishError> {
+        with_publisher!(self, publisher => publisher.check().await)
+    }
+
+    pub(crate) async fn close(&self) {
+        with_publisher!(self, publisher => publisher.close().await);
+    }
+
+    /// What delivers there, for a route.
+    pub(super) fn listener(&self, settings: &Destination, envelope: &Envelope, retry: &RetryPolicy) -> AnyListener {
+        let to = &*settings.to;
+        match self {
+            Self::Lines(lines) => finished(lines.lines(), settings, envelope, retry),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(kafka) => finished(kafka.topic(to), settings, envelope, retry),
+            #[cfg(feature = "mqtt")]
+            Self::Mqtt(mqtt) => finished(mqtt.topic(to), settings, envelope, retry),
+            #[cfg(feature = "nats")]
+            Self::Nats(nats) => finished(nats.subject(to), settings, envelope, retry),
+            #[cfg(feature = "rabbitmq")]
+            Self::Rabbit(rabbit) => {
+                let destination = match &settings.exchange {
+                    Some(exchange) => rabbit.exchange(exchange).routing_key(to),
+                    None => rabbit.queue(to),
+                };
+                finished(destination, settings, envelope, retry)
+            }
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => finished(redis.stream(to), settings, envelope, retry),
+            #[cfg(feature = "webhook")]
+            Self::Webhook(webhook) => finished(webhook.url(to), settings, envelope, retry),
+        }
+    }
+}
+
+/// A destination with everything that was set of it.
+fn finished<P: Publisher>(
+    mut destination: publishers::Destination<P>,
+    settings: &Destination,
+    envelope: &Envelope,
+    retry: &RetryPolicy,
+) -> AnyListener {
+    destination = destination.envelope(envelope.clone()).retry(retry.clone());
+    if let Some(key) = &settings.key {
+        destination = destination.key(key);
+    }
+    if let Some(max_batch) = settings.max_batch {
+        destination = destination.max_batch(max_batch);
+    }
+    destination.into()
+}

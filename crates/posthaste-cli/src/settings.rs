@@ -1,0 +1,263 @@
+//! Everything that can be set: in a file, over it by variables, over these by flags.
+
+mod database;
+mod destination;
+mod fault;
+mod route;
+mod secret;
+mod value;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use posthaste::Options;
+use serde::Deserialize;
+
+pub(crate) use database::Database;
+pub(crate) use destination::{Destination, Target};
+pub(crate) use fault::{Fault, Faults, Origin};
+pub(crate) use route::Route;
+pub(crate) use secret::{hidden, shown};
+pub(crate) use value::{Table, Value};
+
+use value::Kind;
+
+/// The file that is read if there is one, unless another is named.
+pub(crate) const FILE: &str = "posthaste.toml";
+
+/// The variable that names another file.
+const FILE_VARIABLE: &str = "POSTHASTE_CONFIG";
+
+/// The tables of the file. Variables are called after these: `POSTHASTE_RELAY_WORKERS`.
+const SECTIONS: [&str; 3] = ["database", "log", "relay"];
+
+/// What every command takes that needs settings.
+#[derive(clap::Args, Clone, Default)]
+pub(crate) struct Flags {
+    /// The file with the settings. Default: posthaste.toml in this directory, if there is one.
+    #[arg(long, value_name = "PATH", global = true, help_heading = "Settings")]
+    config: Option<PathBuf>,
+
+    /// The database: sqlite:…, postgres://… or mysql://…; with a password in it as env:NAME or file:PATH.
+    #[arg(long, value_name = "URL", global = true, help_heading = "Settings")]
+    pub(crate) database_url: Option<String>,
+
+    /// The table of the outbox.
+    #[arg(long, value_name = "NAME", global = true, help_heading = "Settings")]
+    table: Option<String>,
+}
+
+impl Flags {
+    /// The same without the file.
+    pub(crate) fn without_file(self) -> Self {
+        Self { config: Some(PathBuf::new()), ..self }
+    }
+
+    /// What they set: the flag, the table and the key, and the text.
+    fn layer(&self) -> impl Iterator<Item = (&'static str, [&'static str; 2], &String)> {
+        let url = self.database_url.iter().map(|url| ("--database-url", ["database", "url"], url));
+        url.chain(self.table.iter().map(|table| ("--table", ["database", "table"], table)))
+    }
+}
+
+/// The settings as they were given, before anything is made of them.
+pub(crate) struct Given {
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) table: Table,
+    /// What is wrong with variables and secrets.
+    faults: Vec<Fault>,
+}
+
+/// All settings.
+pub(crate) struct Settings {
+    pub(crate) database: Database,
+    pub(crate) relay: Options,
+    pub(crate) log: Log,
+    pub(crate) destinations: Vec<Destination>,
+    pub(crate) routes: Arc<[Route]>,
+}
+
+/// What a relay says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Log {
+    /// Lines for people, or JSON for programs.
+    pub(crate) format: LogFormat,
+    /// What is told, as in `RUST_LOG`.
+    pub(crate) filter: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+impl Given {
+    /// Reads the file, if there is one, then the variables, then the flags; and what they refer to.
+    pub(crate) fn read(
+        flags: &Flags,
+        more: &[(&'static str, [&'static str; 2], String)],
+        variables: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, Faults> {
+        let variables: Vec<_> = variables.into_iter().collect();
+        let named = variables.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, path)| PathBuf::from(path));
+        let (file, mut table) = read_file(flags.config.clone().or(named))?;
+        let mut faults = Vec::new();
+        for (name, text) in variables {
+            if let Err(fault) = set_variable(&mut table, &name, &text) {
+                faults.push(fault);
+            }
+        }
+        let more = more.iter().map(|(flag, place, text)| (*flag, *place, text));
+        for (flag, [section, key], text) in flags.layer().chain(more) {
+            match table.table_mut(section) {
+                Some(table) => table.set(key, Value::untyped(text, Origin::Flag(flag))),
+                None => faults.push(no_table(&table, section)),
+            }
+        }
+        let home = file.as_deref().and_then(Path::parent).map(Path::to_owned).unwrap_or_default();
+        secret::resolve(&mut table, &home, &mut faults);
+        Ok(Self { file, table, faults })
+    }
+
+    /// The settings of the database alone, for commands that need no others.
+    pub(crate) fn database(&self) -> Result<Database, Fault> {
+        if let Some(fault) = self.faults.first() {
+            return Err(fault.clone());
+        }
+        Database::of(self.table.get("database"))
+    }
+
+    /// All settings, or everything that is wrong with them.
+    pub(crate) fn settings(&self) -> Result<Settings, Faults> {
+        let mut faults = self.faults.clone();
+        for (key, origin, _) in self.table.iter() {
+            if !SECTIONS.contains(&key) && !["destination", "route"].contains(&key) {
+                let message = "there is no such table; there are database, destination, log, relay and route";
+                faults.push(Fault::new(origin, key, message));
+            }
+        }
+        let mut keep = |fault| faults.push(fault);
+        let database = Database::of(self.table.get("database")).map_err(&mut keep).ok();
+        let relay = self.relay().map_err(&mut keep).ok();
+        let log = self.section::<Log>("log").and_then(|log| self.checked(log)).map_err(&mut keep).ok();
+        let destinations = destination::all(self.table.get("destination"), &mut faults);
+        let retry = relay.as_ref().unwrap_or(&Options::default()).retry_policy();
+        let routes = route::all(self.table.get("route"), &destinations, &retry, &mut faults);
+        Faults::check(faults)?;
+        let complete = "what is missing has a fault";
+        Ok(Settings {
+            database: database.expect(complete),
+            relay: relay.expect(complete),
+            log: log.expect(complete),
+            destinations,
+            routes: routes.into(),
+        })
+    }
+
+    fn relay(&self) -> Result<Options, Fault> {
+        let options: Options = self.section("relay")?;
+        options.check().map_err(|error| {
+            let field = format!("relay.{}", error.option());
+            let section = self.table.get("relay").and_then(Value::as_table);
+            let origin = section.and_then(|section| section.get(error.option())).map(|value| &value.origin);
+            Fault::new(origin.unwrap_or(&Origin::Default), field, error.to_string())
+        })?;
+        Ok(options)
+    }
+
+    fn checked(&self, log: Log) -> Result<Log, Fault> {
+        let Some(filter) = &log.filter else { return Ok(log) };
+        match tracing_subscriber::EnvFilter::builder().parse(filter) {
+            Ok(_) => Ok(log),
+            Err(error) => {
+                let at = self.table.get("log").and_then(Value::as_table).and_then(|table| table.get("filter"));
+                let origin = at.map_or(&Origin::Default, |value| &value.origin);
+                Err(Fault::new(
+                    origin,
+                    "log.filter",
+                    format!("{error}; it looks like \"info\" or \"warn,posthaste=debug\""),
+                ))
+            }
+        }
+    }
+
+    fn section<T: serde::de::DeserializeOwned + Default>(&self, name: &str) -> Result<T, Fault> {
+        self.table.get(name).map_or_else(|| Ok(T::default()), |value| value.read(name))
+    }
+}
+
+fn read_file(named: Option<PathBuf>) -> Result<(Option<PathBuf>, Table), Fault> {
+    let path = match named {
+        // An empty name is that of no file at all.
+        Some(path) if path.as_os_str().is_empty() => return Ok((None, Table::default())),
+        Some(path) => path,
+        None if Path::new(FILE).exists() => PathBuf::from(FILE),
+        None => return Ok((None, Table::default())),
+    };
+    let shown = path.display().to_string();
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| Fault::new(&Origin::Flag("--config"), "", format!("{shown} cannot be read: {error}")))?;
+    let table = Table::parse(&shown, &text)?;
+    Ok((Some(path), table))
+}
+
+/// Sets what a variable says, if it is one of ours: `POSTHASTE_DATABASE_URL`, `POSTHASTE_DESTINATION_ORDERS_URL`.
+fn set_variable(table: &mut Table, name: &str, text: &str) -> Result<(), Fault> {
+    let Some(rest) = name.strip_prefix("POSTHASTE_") else { return Ok(()) };
+    let rest = rest.to_ascii_lowercase();
+    let origin = Origin::Variable(name.to_owned());
+    if let Some(rest) = rest.strip_prefix("destination_") {
+        return set_of_destination(table, rest, Value::untyped(text, origin));
+    }
+    for section in SECTIONS {
+        if let Some(key) = rest.strip_prefix(section).and_then(|rest| rest.strip_prefix('_')) {
+            return match table.table_mut(section) {
+                Some(values) => {
+                    values.set(key, Value::untyped(text, origin));
+                    Ok(())
+                }
+                None => Err(no_table(table, section)),
+            };
+        }
+    }
+    // Whoever uses the library has variables of that beginning for other things.
+    Ok(())
+}
+
+/// The longest name of a destination that fits is the one that is meant.
+fn set_of_destination(table: &mut Table, rest: &str, value: Value) -> Result<(), Fault> {
+    let destinations = match table.get_mut("destination").map(|value| &mut value.kind) {
+        Some(Kind::Table(destinations)) => Some(destinations),
+        _ => None,
+    };
+    let mut fitting: Option<(usize, String, &mut Table)> = None;
+    for (name, destination) in destinations.into_iter().flat_map(Table::iter_mut) {
+        let plain = name.to_ascii_lowercase().replace('-', "_");
+        let key = rest.strip_prefix(&*plain).and_then(|rest| rest.strip_prefix('_'));
+        if let (Some(key), Kind::Table(settings)) = (key, &mut destination.kind)
+            && fitting.as_ref().is_none_or(|(length, ..)| *length < plain.len())
+        {
+            fitting = Some((plain.len(), key.to_owned(), settings));
+        }
+    }
+    match fitting {
+        Some((_, key, settings)) => {
+            settings.set(&key, value);
+            Ok(())
+        }
+        None => {
+            let message =
+                "no destination of the file is called so; it is POSTHASTE_DESTINATION_, its name, _ and the key";
+            Err(Fault::new(&value.origin, "destination", message))
+        }
+    }
+}
+
+fn no_table(table: &Table, section: &str) -> Fault {
+    let origin = table.get(section).map_or(&Origin::Default, |value| &value.origin);
+    Fault::new(origin, section, format!("this must be a table: write [{section}] and what belongs to it below"))
+}

@@ -1,0 +1,125 @@
+//! What is wrong with the settings, and where they say so.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Nobody has set it.
+    Default,
+    /// A place in the file; lines and columns count from 1.
+    File { path: Arc<str>, line: usize, column: usize },
+    /// A variable of the environment.
+    Variable(String),
+    /// A flag of the command line.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line, column } => write!(f, "{path}:{line}:{column}"),
+            Self::Variable(name) => write!(f, "variable {name}"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
+/// One thing that is wrong: where it stands, which field it is, and what would be right.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    origin: Option<Origin>,
+    field: String,
+    message: String,
+}
+
+impl Fault {
+    /// What is wrong with a value.
+    pub(crate) fn new(origin: &Origin, field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { origin: Some(origin.clone()), field: field.into(), message: message.into() }
+    }
+
+    /// The same, seen from the table or list that the value is in.
+    pub(super) fn within(mut self, key: &str, origin: &Origin) -> Self {
+        self.field = match &*self.field {
+            "" => key.to_owned(),
+            place if place.starts_with('[') => format!("{key}{place}"),
+            field => format!("{key}.{field}"),
+        };
+        self.at(origin)
+    }
+
+    /// The same with a place, unless it has a more exact one.
+    pub(super) fn at(mut self, origin: &Origin) -> Self {
+        self.origin.get_or_insert_with(|| origin.clone());
+        self
+    }
+
+    /// The same without a text that is nobody's business.
+    pub(super) fn without(mut self, secret: &str) -> Self {
+        self.message = without(self.message, secret);
+        self
+    }
+}
+
+/// A message without a text that is nobody's business.
+pub(super) fn without(message: String, secret: &str) -> String {
+    if secret.is_empty() { message } else { message.replace(secret, "…") }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(origin) = &self.origin {
+            write!(f, "{origin}: ")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl serde::de::Error for Fault {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self { origin: None, field: String::new(), message: message.to_string() }
+    }
+}
+
+/// Everything that is wrong. There is at least one fault.
+#[derive(Debug)]
+pub(crate) struct Faults(Vec<Fault>);
+
+impl Faults {
+    /// Nothing, if there are none.
+    pub(super) fn check(faults: Vec<Fault>) -> Result<(), Self> {
+        if faults.is_empty() { Ok(()) } else { Err(Self(faults)) }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Fault> {
+        self.0.iter()
+    }
+}
+
+impl From<Fault> for Faults {
+    fn from(fault: Fault) -> Self {
+        Self(vec![fault])
+    }
+}
+
+/// The first one; who wants to see all has a command for it.
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, others @ ..] = &*self.0 else { return Ok(()) };
+        write!(f, "{first}")?;
+        match others.len() {
+            0 => Ok(()),
+            more => write!(f, " (and {more} more: see posthaste config check)"),
+        }
+    }
+}
+
+impl std::error::Error for Faults {}

@@ -1,0 +1,137 @@
+//! Secrets, which stand in the environment or in files of their own, and are never shown.
+
+use std::path::Path;
+
+use super::fault::{Fault, Origin};
+use super::value::{Kind, Table, Value};
+
+/// Resolves `env:NAME` and `file:PATH` where secrets may be, and refuses secrets that stand there themselves.
+///
+/// Paths are seen from the directory of the file with the settings.
+pub(super) fn resolve(table: &mut Table, home: &Path, faults: &mut Vec<Fault>) {
+    let mut secrets = Secrets { home, faults };
+    if let Some(Kind::Table(database)) = table.get_mut("database").map(|value| &mut value.kind)
+        && let Some(url) = database.get_mut("url")
+    {
+        secrets.resolve(url, "database.url", false);
+    }
+    if let Some(destinations) = table.get_mut("destination") {
+        secrets.resolve(destinations, "destination", false);
+    }
+}
+
+struct Secrets<'a> {
+    home: &'a Path,
+    faults: &'a mut Vec<Fault>,
+}
+
+impl Secrets<'_> {
+    fn resolve(&mut self, value: &mut Value, field: &str, is_secret: bool) {
+        let text = match &mut value.kind {
+            Kind::Table(table) => {
+                for (key, value) in table.iter_mut() {
+                    self.resolve(value, &format!("{field}.{key}"), is_secret_key(key));
+                }
+                return;
+            }
+            Kind::List(list) => {
+                for (place, value) in (1..).zip(list) {
+                    self.resolve(value, &format!("{field}[{place}]"), is_secret);
+                }
+                return;
+            }
+            Kind::Text(text) | Kind::Untyped(text) => text.clone(),
+            _ => return,
+        };
+        let found = if let Some(name) = text.strip_prefix("env:") {
+            std::env::var(name).map_err(|_| format!("the variable {name} is not set, or is no text"))
+        } else if let Some(path) = text.strip_prefix("file:") {
+            let path = self.home.join(path);
+            let read = std::fs::read_to_string(&path);
+            read.map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
+                .map_err(|error| format!("{} cannot be read: {error}", path.display()))
+        } else {
+            // What a variable says is in the environment already.
+            let is_open = !matches!(value.origin, Origin::Variable(_));
+            let is_secret = is_secret || password(&text).is_some() || text.contains("password=");
+            if is_open && is_secret {
+                let message = "a secret does not stand here: give it as \"env:NAME\" or \"file:PATH\"";
+                self.faults.push(Fault::new(&value.origin, field, message));
+            }
+            return;
+        };
+        match found {
+            Ok(found) => value.kind = Kind::Secret { text: found, reference: text },
+            Err(message) => self.faults.push(Fault::new(&value.origin, field, message)),
+        }
+    }
+}
+
+/// Whether what is called so is a secret.
+pub(super) fn is_secret_key(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    ["password", "secret", "secrets", "token", "seed"].iter().any(|secret| key.ends_with(secret))
+}
+
+/// Where the password of a URL is, if it has one.
+fn password(url: &str) -> Option<std::ops::Range<usize>> {
+    let start = url.find("://")? + 3;
+    let rest = &url[start..];
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    // A sign in the path is none of the address; one in a password makes what is hidden longer.
+    let at = rest[..end].rfind('@').or_else(|| rest.rfind('@'))?;
+    let colon = rest[..at].find(':')?;
+    (colon + 1 < at).then_some(start + colon + 1..start + at)
+}
+
+/// An address without the password that may be in it, nor what follows a question mark.
+pub(crate) fn shown(url: &str) -> String {
+    let mut shown = url.to_owned();
+    if let Some(password) = password(url) {
+        shown.replace_range(password, "…");
+    }
+    if let Some(query) = shown.find('?') {
+        shown.truncate(query);
+    }
+    shown
+}
+
+/// A value as it may be shown: what was resolved as what it refers to, and no secret that a variable brought.
+pub(crate) fn hidden(key: &str, value: &Value) -> String {
+    match &value.kind {
+        Kind::Text(_) | Kind::Untyped(_) if is_secret_key(key) => "\"…\"".to_owned(),
+        Kind::Text(text) | Kind::Untyped(text) if text.contains("://") => format!("{:?}", shown(text)),
+        Kind::List(list) => {
+            let items: Vec<String> = list.iter().map(|value| hidden(key, value)).collect();
+            format!("[{}]", items.join(", "))
+        }
+        Kind::Table(table) => {
+            let entries: Vec<String> =
+                table.iter().map(|(key, _, value)| format!("{key} = {}", hidden(key, value))).collect();
+            format!("{{ {} }}", entries.join(", "))
+        }
+        _ => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_of_urls_are_found_and_not_shown() {
+        for (url, safe) in [
+            ("postgres://shop@localhost/shop", "postgres://shop@localhost/shop"),
+            ("postgres://shop:secret@localhost/shop?sslmode=require", "postgres://shop:…@localhost/shop"),
+            ("postgres://shop:se@cr/et@localhost/shop", "postgres://shop:…@localhost/shop"),
+            ("mysql://root:@localhost/shop", "mysql://root:@localhost/shop"),
+            ("sqlite:shop.db", "sqlite:shop.db"),
+            ("https://hooks.example/a:b", "https://hooks.example/a:b"),
+            ("nats://127.0.0.1:4222", "nats://127.0.0.1:4222"),
+        ] {
+            assert_eq!(shown(url), safe);
+        }
+        assert!(password("postgres://shop:secret@localhost/shop").is_some());
+        assert!(password("https://hooks.example/a:b").is_none());
+    }
+}

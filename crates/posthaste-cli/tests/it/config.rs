@@ -1,0 +1,284 @@
+//! `posthaste config`, `posthaste init`, and what is said of wrong settings.
+
+use crate::place::Place;
+use crate::{stderr, stdout};
+
+/// What is wrong with a file, and what is said of it: where, which field, and some words.
+const WRONG: &[(&str, &str, &[&str])] = &[
+    ("[relay]\nworker = 4\n", "posthaste.toml:2:1: relay.worker: ", &["unknown field `worker`", "`workers`"]),
+    ("[relay]\nworkers = \"many\"\n", "posthaste.toml:2:11: relay.workers: ", &["invalid type: string \"many\""]),
+    ("[relay]\nworkers = 0\n", "posthaste.toml:2:11: relay.workers: ", &["must be from 1 to"]),
+    ("[relay]\n\nlease = \"5 parsecs\"\n", "posthaste.toml:3:9: relay.lease: ", &["unit designator"]),
+    ("relay = 4\n", "posthaste.toml:1:9: relay: ", &["invalid type: integer `4`"]),
+    ("[relays]\nworkers = 4\n", "posthaste.toml:1:2: relays: ", &["there is no such table", "destination"]),
+    ("[relay\n", "posthaste.toml:1:", &["this is no TOML"]),
+    (
+        "[database]\nurl = \"oracle://db\"\n",
+        "posthaste.toml:2:7: database.url: ",
+        &["the scheme is unknown", "sqlite:"],
+    ),
+    ("[database]\ntable = \"a b\"\n", "posthaste.toml:2:9: database.table: ", &["A-Z, a-z, 0-9 and _"]),
+    (
+        "[database]\nurl = \"postgres://shop:hunter2@db/shop\"\n",
+        "posthaste.toml:2:7: database.url: ",
+        &["a secret does not stand here", "env:NAME"],
+    ),
+    (
+        "[database]\nurl = \"env:NOBODY_SET_THIS\"\n",
+        "posthaste.toml:2:7: database.url: ",
+        &["NOBODY_SET_THIS is not set"],
+    ),
+    (
+        "[database]\nurl = \"file:no-such-file\"\n",
+        "posthaste.toml:2:7: database.url: ",
+        &["no-such-file cannot be read"],
+    ),
+    ("[log]\nformat = \"xml\"\n", "posthaste.toml:2:10: log.format: ", &["unknown variant `xml`", "`json`"]),
+    ("[log]\nfilter = \"a=b=c\"\n", "posthaste.toml:2:10: log.filter: ", &["warn,posthaste=debug"]),
+    (
+        "[destination.x]\nto = \"x\"\n",
+        "posthaste.toml:1:14: destination.x: ",
+        &["the type is missing", "stdout, webhook"],
+    ),
+    ("[destination.x]\ntype = \"pigeon\"\n", "posthaste.toml:2:8: destination.x.type: ", &["there is no such type"]),
+    ("[destination.x]\ntype = \"file\"\n", "posthaste.toml:1:14: destination.x: ", &["the path is missing"]),
+    (
+        "[destination.x]\ntype = \"stdout\"\nto = \"x\"\n",
+        "posthaste.toml:3:6: destination.x.to: ",
+        &["have no address"],
+    ),
+    (
+        "[destination.x]\ntype = \"stdout\"\npath = \"x\"\n",
+        "posthaste.toml:3:1: destination.x.path: ",
+        &["no such setting"],
+    ),
+    (
+        "[destination.x]\ntype = \"nats\"\nto = \"a\"\nurls = \"nats://a\"\n",
+        "posthaste.toml:4:1: destination.x.urls: ",
+        &["unknown field `urls`", "`url`"],
+    ),
+    (
+        "[destination.x]\ntype = \"nats\"\nto = \"a\"\n",
+        "posthaste.toml:1:14: destination.x: ",
+        &["missing field `url`"],
+    ),
+    (
+        "[destination.x]\ntype = \"nats\"\nurl = \"nats://a\"\n",
+        "posthaste.toml:1:14: destination.x: ",
+        &["`to` is missing", "subject"],
+    ),
+    (
+        "[destination.x]\ntype = \"nats\"\nurl = \"nats://a\"\nto = \"a.{color}\"\n",
+        "posthaste.toml:4:6: destination.x.to: ",
+        &["{color}", "{event_type}"],
+    ),
+    (
+        "[destination.x]\ntype = \"nats\"\nurl = \"nats://a\"\nto = \"a.>\"\n",
+        "posthaste.toml:1:14: destination.x: ",
+        &["a subject of NATS", "for the route \"everything\""],
+    ),
+    (
+        "[destination.x]\ntype = \"nats\"\nurl = \"nats://a\"\nto = \"a\"\ntoken = \"hunter2\"\n",
+        "posthaste.toml:5:9: destination.x.token: ",
+        &["a secret does not stand here"],
+    ),
+    (
+        "[destination.x]\ntype = \"webhook\"\nto = \"https://a\"\nsecrets = [\"env:HOME\", \"hunter2\"]\n",
+        "posthaste.toml:4:24: destination.x.secrets[2]: ",
+        &["a secret does not stand here"],
+    ),
+    (
+        "[destination.x]\ntype = \"webhook\"\nto = \"https://a\"\n",
+        "posthaste.toml:1:14: destination.x: ",
+        &["webhooks have no secret", "unsigned = true"],
+    ),
+    (
+        "[destination.x]\ntype = \"redis\"\nurl = \"http://a\"\nto = \"a\"\n",
+        "posthaste.toml:1:14: destination.x: ",
+        &["is no address of Redis"],
+    ),
+    (
+        "[destination.x]\ntype = \"stdout\"\nenvelope = { format = \"letter\" }\n",
+        "posthaste.toml:3:23: destination.x.envelope.format: ",
+        &["there is no such format", "debezium"],
+    ),
+    (
+        "[destination.x]\ntype = \"stdout\"\nenvelope = \"cloudevents-binary\"\n",
+        "posthaste.toml:3:12: destination.x.envelope: ",
+        &["source"],
+    ),
+    (
+        "[destination.x]\ntype = \"stdout\"\nmax_batch = 0\n",
+        "posthaste.toml:3:13: destination.x.max_batch: ",
+        &["at least 1"],
+    ),
+    (
+        "[destination.a]\ntype = \"stdout\"\n[destination.b]\ntype = \"stdout\"\n",
+        "posthaste.toml:3:14: route: ",
+        &["several destinations and no route"],
+    ),
+    (
+        "[[route]]\nto = \"nowhere\"\n",
+        "posthaste.toml:2:6: route[1].to: ",
+        &["there is no destination \"nowhere\"", "stdout"],
+    ),
+    ("[[route]]\nname = \"a\"\n", "posthaste.toml:1:1: route[1]: ", &["missing field `to`"]),
+    ("[[route]]\nto = []\n", "posthaste.toml:2:6: route[1].to: ", &["the list is empty"]),
+    ("[[route]]\nto = 4\n", "posthaste.toml:2:6: route[1].to: ", &["expected a text, or a list of texts"]),
+    (
+        "[[route]]\nto = \"stdout\"\nmatch = { colour = \"red\" }\n",
+        "posthaste.toml:3:11: route[1].match.colour: ",
+        &["unknown field `colour`", "`tenant`"],
+    ),
+    ("[[route]]\nto = \"stdout\"\nrate = \"often\"\n", "posthaste.toml:3:8: route[1].rate: ", &["is no rate", "100/s"]),
+    ("[[route]]\nto = \"stdout\"\nconcurrency = 0\n", "posthaste.toml:3:15: route[1].concurrency: ", &["at least 1"]),
+    (
+        "[[route]]\nto = \"stdout\"\nretry = { base = \"1m\", max = \"1s\" }\n",
+        "posthaste.toml:3:9: route[1].retry: ",
+        &["max must not be shorter than base"],
+    ),
+    (
+        "[[route]]\nto = \"stdout\"\n[[route]]\nname = \"route 1\"\nto = \"stdout\"\n",
+        "posthaste.toml:3:1: route[2].name: ",
+        &["another route"],
+    ),
+    ("route = 1\n", "posthaste.toml:1:9: route: ", &["[[route]]"]),
+];
+
+#[test]
+fn what_is_wrong_is_said_with_line_and_field_before_anything_is_touched() {
+    for (settings, place, words) in WRONG {
+        let here = Place::with(settings);
+        for command in [&["config", "check"][..], &["relay", "--once"]] {
+            let error = here.fails(3, command);
+            assert!(error.contains(&format!("error: {place}")), "{command:?} with\n{settings}{error}");
+            for word in *words {
+                assert!(error.contains(word), "no {word:?} from {command:?} with\n{settings}{error}");
+            }
+            assert!(!error.contains("hunter2"), "{error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+        assert!(!here.path("posthaste.db").exists(), "{settings}");
+    }
+}
+
+#[test]
+fn all_that_is_wrong_is_said_at_once() {
+    let here = Place::with("[relay]\nworker = 4\n[log]\nformat = \"xml\"\n[destination.x]\ntype = \"pigeon\"\n");
+    let error = here.fails(3, &["config", "check"]);
+    assert_eq!(error.lines().count(), 3, "{error}");
+    let error = here.fails(3, &["relay"]);
+    assert!(error.contains("(and 2 more: see posthaste config check)"), "{error}");
+}
+
+#[test]
+fn wrong_variables_and_flags_are_named() {
+    let here = Place::new().variable("POSTHASTE_RELAY_WORKERS", "many");
+    let error = here.fails(3, &["config", "check"]);
+    assert_eq!(error, "error: variable POSTHASTE_RELAY_WORKERS: relay.workers: must be a whole number, such as 8\n");
+    let here = Place::new().variable("POSTHASTE_RELAY_WORKER", "4");
+    assert!(
+        here.fails(3, &["config", "check"]).contains("variable POSTHASTE_RELAY_WORKER: relay.worker: unknown field")
+    );
+    let here = Place::new().variable("POSTHASTE_DESTINATION_ORDERS_URL", "nats://a");
+    assert!(here.fails(3, &["config", "check"]).contains("no destination of the file is called so"));
+    let here = Place::new();
+    let error = here.fails(3, &["config", "check", "--database-url", "postgres://shop:hunter2@db/shop"]);
+    assert!(error.contains("flag --database-url: database.url: a secret does not stand here"), "{error}");
+    assert!(!error.contains("hunter2"), "{error}");
+    assert!(here.fails(3, &["config", "check", "--config", "no.toml"]).contains("no.toml cannot be read"));
+    // What belongs to others is left alone.
+    Place::new().variable("POSTHASTE_TEST_SERVERS", "/x").ok(&["config", "check"]);
+}
+
+#[test]
+fn what_counts_is_printed_with_where_it_comes_from() {
+    let here = Place::with(
+        "[database]\nurl = \"env:SHOP_DATABASE\"\n[relay]\nworkers = 2\nlease = \"1m\"\n[destination.orders-eu]\n\
+         type = \"nats\"\nurl = \"nats://a\"\nto = \"orders.{event_type}\"\ntoken = \"env:NATS_TOKEN\"\n",
+    )
+    .variable("SHOP_DATABASE", "postgres://shop:hunter2@db/shop")
+    .variable("NATS_TOKEN", "hunter3")
+    .variable("POSTHASTE_RELAY_WORKERS", "8")
+    .variable("POSTHASTE_DESTINATION_ORDERS_EU_URL", "nats://b");
+    let printed = here.ok(&["config", "print", "--table", "events"]);
+    for (value, origin) in [
+        ("database.url = \"env:SHOP_DATABASE\"", "posthaste.toml:2:7"),
+        ("database.table = \"events\"", "flag --table"),
+        ("relay.workers = \"8\"", "variable POSTHASTE_RELAY_WORKERS"),
+        ("relay.lease = \"1m\"", "posthaste.toml:5:9"),
+        ("relay.poll_interval = \"5s\"", "default"),
+        ("destination.orders-eu.token = \"env:NATS_TOKEN\"", "posthaste.toml:10:9"),
+        ("destination.orders-eu.url = \"nats://b\"", "variable POSTHASTE_DESTINATION_ORDERS_EU_URL"),
+    ] {
+        let found =
+            printed.lines().find(|line| line.starts_with(value)).unwrap_or_else(|| panic!("{value}: {printed}"));
+        assert!(found.ends_with(&format!("# {origin}")), "{found}");
+    }
+    assert!(!printed.contains("hunter"), "{printed}");
+    // A variable may hold the secret itself, and is not shown either.
+    let here = Place::new().variable("POSTHASTE_DATABASE_URL", "postgres://shop:hunter2@db/shop");
+    let printed = here.ok(&["config", "print"]);
+    assert!(printed.contains("database.url = \"postgres://shop:…@db/shop\""), "{printed}");
+    assert!(!printed.contains("hunter"), "{printed}");
+}
+
+#[test]
+fn an_address_that_is_a_secret_is_not_shown_when_it_is_wrong() {
+    for address in ["hunter2.{color}", "hunter2.>"] {
+        let here = Place::with("[destination.x]\ntype = \"nats\"\nurl = \"nats://a\"\nto = \"env:SUBJECT\"\n")
+            .variable("SUBJECT", address);
+        let error = here.fails(3, &["config", "check"]);
+        assert!(error.contains("destination.x") && !error.contains("hunter2"), "{error}");
+    }
+}
+
+#[cfg(not(feature = "kafka"))]
+#[test]
+fn a_destination_that_is_not_built_in_names_its_feature() {
+    let here = Place::with("[destination.x]\ntype = \"kafka\"\nbrokers = \"a\"\nto = \"a\"\n");
+    assert!(
+        here.fails(3, &["config", "check"])
+            .contains("this build has no kafka; build posthaste-cli with the feature `kafka`")
+    );
+}
+
+#[test]
+fn a_new_file_is_right_and_not_written_over() {
+    let here = Place::new();
+    assert!(here.ok(&["init"]).contains("wrote posthaste.toml"));
+    assert_eq!(here.ok(&["config", "check"]), "posthaste.toml: nothing is wrong; 1 destination, 1 route\n");
+    assert!(!here.path("posthaste.db").exists());
+    let error = here.fails(2, &["init"]);
+    assert!(error.contains("posthaste.toml is there already"), "{error}");
+
+    // What is commented out is right, too.
+    let all: Vec<String> = here
+        .read("posthaste.toml")
+        .lines()
+        .map(|line| match line.strip_prefix("# ") {
+            Some(rest) if rest.contains(" = ") || rest.starts_with('[') => rest.to_owned(),
+            _ => line.to_owned(),
+        })
+        .filter(|line| cfg!(feature = "kafka-tls") || !line.contains("kafka"))
+        .collect();
+    let text = all.join("\n");
+    let here = Place::with(&text)
+        .variable("KAFKA_PASSWORD", "x")
+        .variable("WEBHOOK_SECRET", "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0");
+    if cfg!(feature = "kafka-tls") {
+        let output = here.run(&["config", "check"]);
+        assert_eq!(output.status.code(), Some(0), "{}{}\n{text}", stdout(&output), stderr(&output));
+    }
+}
+
+#[test]
+fn init_creates_the_table_where_it_is_told_to() {
+    let here = Place::new();
+    let said = here.ok(&["init", "--database-url", "sqlite:shop.db"]);
+    assert!(said.contains("outbox_event in sqlite:shop.db is up to date"), "{said}");
+    assert!(here.read("posthaste.toml").contains("url = \"sqlite:shop.db\""));
+    here.ok(&["migrate", "status"]);
+    let error = Place::new().fails(3, &["init", "--database-url", "postgres://shop:hunter2@db/shop"]);
+    assert!(error.contains("a secret does not stand here") && !error.contains("hunter2"), "{error}");
+}

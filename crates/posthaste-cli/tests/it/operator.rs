@@ -1,0 +1,190 @@
+//! What operators do: `migrate`, `events`, `dead`, `stats`, `purge`.
+
+use serde_json::Value;
+
+use crate::place::Place;
+use crate::stdout;
+
+/// Where hooks are refused for good, which makes every event DEAD.
+const NOWHERE: &str = "[[route]]\nmatch = { event_type = \"Nothing\" }\nto = \"stdout\"\n";
+
+fn ids(rows: &Value) -> Vec<&str> {
+    rows.as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn migrations_are_told_shown_and_done() {
+    let here = Place::new();
+    let flags = ["--database-url", "sqlite:shop.db"];
+    let run = |command: &str| here.run(&[&["migrate", command], &flags[..]].concat());
+    let output = run("status");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("version 1: "), "{}", stdout(&output));
+    let sql = stdout(&run("sql")).to_owned();
+    assert!(sql.contains("CREATE TABLE"), "{sql}");
+    assert_eq!(run("status").status.code(), Some(1), "to show it is not to do it");
+    assert!(stdout(&run("up")).contains("is up to date now"));
+    assert!(stdout(&run("up")).contains("was up to date"));
+    assert_eq!(run("status").status.code(), Some(0));
+    assert_eq!(stdout(&run("sql")), "");
+    let error = here.fails(2, &["migrate", "up", "--wake-trigger", "--database-url", "sqlite:shop.db"]);
+    assert!(error.contains("is for PostgreSQL"), "{error}");
+}
+
+#[test]
+fn every_database_can_be_migrated_and_written_to() {
+    for name in ["POSTHASTE_TEST_POSTGRES_URL", "POSTHASTE_TEST_MYSQL_URL"] {
+        let url = std::env::var(name).unwrap_or_else(|_| {
+            panic!("{name} is not set: run scripts/test, or eval \"$(scripts/servers start)\" first")
+        });
+        let table = format!("relay_test_{:x}", fastrand::u64(..));
+        let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url).variable("POSTHASTE_DATABASE_TABLE", &table);
+        let error = here.fails(5, &["stats"]);
+        assert!(error.contains(&table) && error.contains("posthaste migrate up"), "{error}");
+        here.ok(&["migrate", "up"]);
+        let id = here.ok(&["events", "write", "--type", "OrderPlaced", r#"{"n": 1}"#]);
+        assert_eq!(here.json(&["events", "show", id.trim(), "--output", "json"])["payload"], r#"{"n": 1}"#);
+        assert_eq!(here.ok(&["relay", "--once"]).lines().count(), 1);
+        assert_eq!(here.json(&["stats", "--output", "json"])["done"], 1);
+        here.ok(&["purge", "--done-after", "0s", "--yes"]);
+        assert_eq!(here.json(&["stats", "--output", "json"])["done"], 0);
+    }
+}
+
+#[test]
+fn a_database_that_is_away_or_refuses_has_its_own_status() {
+    let here = Place::new();
+    let error = here.fails(4, &["stats", "--database-url", "postgres://nobody@127.0.0.1:1/x"]);
+    assert!(error.contains("127.0.0.1:1"), "{error}");
+}
+
+#[test]
+fn events_are_written_listed_and_shown() {
+    let here = Place::new();
+    for (id, kind, tenant) in [("a", "OrderPlaced", "one"), ("b", "OrderPaid", "two"), ("c", "OrderPaid", "one")] {
+        let written = here.ok(&["events", "write", "--id", id, "--type", kind, "--tenant", tenant, r#"{"b":1,"a":2}"#]);
+        assert_eq!(written, format!("{id}\n"));
+    }
+    let error = here.fails(1, &["events", "write", "--id", "a", "--type", "OrderPlaced", "{}"]);
+    assert!(error.contains("event id a is taken"), "{error}");
+    let error = here.fails(2, &["events", "write", "--type", "OrderPlaced", "{"]);
+    assert!(error.contains("JSON"), "{error}");
+
+    assert_eq!(ids(&here.json(&["events", "list", "--output", "json"])), ["a", "b", "c"]);
+    assert_eq!(ids(&here.json(&["events", "list", "--newest", "--limit", "2", "--output", "json"])), ["c", "b"]);
+    assert_eq!(
+        ids(&here.json(&["events", "list", "--type", "OrderPaid", "--tenant", "one", "--output", "json"])),
+        ["c"]
+    );
+    assert_eq!(ids(&here.json(&["events", "list", "--status", "done", "--output", "json"])), [""; 0]);
+    assert_eq!(ids(&here.json(&["events", "list", "--since", "1h", "--output", "json"])).len(), 3);
+    assert_eq!(ids(&here.json(&["events", "list", "--until", "1h", "--output", "json"])).len(), 0);
+    let lines = here.ok(&["events", "list", "--output", "ndjson"]);
+    assert_eq!(lines.lines().count(), 3);
+    assert!(lines.lines().all(|line| line.starts_with('{')));
+    let table = here.ok(&["events", "list"]);
+    assert!(table.starts_with("SEQ  ID  STATUS  TYPE") && !table.contains('\u{1b}'), "{table}");
+    assert_eq!(table.lines().count(), 4);
+
+    let shown = here.json(&["events", "show", "a", "--output", "json"]);
+    assert_eq!((&shown["payload"], &shown["tenant_id"]), (&r#"{"b":1,"a":2}"#.into(), &"one".into()));
+    assert!(here.ok(&["events", "show", "a"]).contains("tenant_id       one"));
+    assert!(here.fails(1, &["events", "show", "z"]).contains("there is no event z"));
+    assert!(here.fails(2, &["events", "list", "--status", "gone"]).contains("new, retry, done or dead"));
+}
+
+#[test]
+fn events_are_followed_as_they_come() {
+    let here = Place::new();
+    for id in ["a", "b", "c"] {
+        here.ok(&["events", "write", "--id", id, "--type", "Ticked", "{}"]);
+    }
+    let (path, out) = (here.path("tail"), "tail");
+    let file = std::fs::File::create(&path).unwrap();
+    let mut tail = std::process::Command::new(env!("CARGO_BIN_EXE_posthaste"))
+        .args(["events", "tail", "--lines", "2", "--interval", "20ms", "--output", "ndjson", "--database-url"])
+        .arg(format!("sqlite:{}", here.path("posthaste.db").display()))
+        .stdout(file)
+        .spawn()
+        .unwrap();
+    let seen = |count: usize| {
+        here.until("they are printed", |here| here.read(out).lines().count() >= count);
+        let text = here.read(out);
+        text.lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(seen(2), ["b", "c"]);
+    here.ok(&["events", "write", "--id", "d", "--type", "Ticked", "{}"]);
+    assert_eq!(seen(3), ["b", "c", "d"]);
+    tail.kill().unwrap();
+    tail.wait().unwrap();
+}
+
+#[test]
+fn the_dead_are_grouped_redriven_and_discarded_and_nothing_without_a_yes() {
+    let here = Place::with(NOWHERE);
+    for n in 1..=12 {
+        let kind = if n % 4 == 0 { "Refunded" } else { "Paid" };
+        here.ok(&["events", "write", "--id", &format!("e{n}"), "--type", kind, "{}"]);
+    }
+    here.ok(&["relay", "--once"]);
+    let groups = here.json(&["dead", "list", "--output", "json"]);
+    let counts: Vec<_> =
+        groups.as_array().unwrap().iter().map(|group| (&group["count"], &group["event_types"])).collect();
+    assert_eq!(counts, [(&9.into(), &serde_json::json!(["Paid"])), (&3.into(), &serde_json::json!(["Refunded"]))]);
+    assert!(groups[0]["error"].as_str().unwrap().contains("no route fits"), "{groups}");
+    assert_eq!(
+        ids(&here.json(&["dead", "list", "--each", "--type", "Refunded", "--output", "json"])),
+        ["e4", "e8", "e12"]
+    );
+
+    let stats = || here.json(&["stats", "--output", "json"]);
+    assert!(here.fails(2, &["dead", "redrive"]).contains("say which events to redrive"));
+    let preview = here.fails(1, &["dead", "redrive", "--all"]);
+    assert!(preview.contains("12 events to redrive") && preview.contains("and 7 more"), "{preview}");
+    assert!(preview.contains("nothing was changed; say --yes to go on"), "{preview}");
+    assert_eq!(stats()["dead"], 12);
+
+    assert_eq!(here.ok(&["dead", "redrive", "e1", "e2", "nobody", "--yes"]), "2 redriven\n");
+    assert_eq!((&stats()["dead"], &stats()["new"]), (&10.into(), &2.into()));
+    let said = here.fails(1, &["dead", "redrive", "e1", "--yes"]);
+    assert!(said.contains("e1 is NEW and not DEAD") && said.contains("nothing to redrive"), "{said}");
+    assert_eq!(here.ok(&["dead", "redrive", "--type", "Paid", "--chunk", "2", "--yes"]), "7 redriven\n");
+    assert_eq!(here.ok(&["dead", "discard", "--error", "no route", "--yes"]), "3 discarded\n");
+    assert_eq!((&stats()["dead"], &stats()["new"]), (&0.into(), &9.into()));
+    assert!(here.fails(1, &["dead", "discard", "--all", "--yes"]).contains("nothing to discard"));
+}
+
+#[test]
+fn what_is_old_is_purged_after_a_yes() {
+    let here = Place::new();
+    here.ok(&["events", "write", "--type", "Ticked", "{}"]);
+    here.ok(&["relay", "--once"]);
+    let preview = here.fails(1, &["purge", "--done-after", "0s"]);
+    assert!(preview.contains("of 1 DONE events") && preview.contains("say --yes"), "{preview}");
+    assert_eq!(here.ok(&["purge", "--done-after", "1h", "--yes"]), "0 deleted\n");
+    assert_eq!(here.ok(&["purge", "--done-after", "0s", "--yes"]), "1 deleted\n");
+    assert!(here.fails(2, &["purge"]).contains("--done-after"));
+    assert!(here.fails(2, &["purge", "--done-after", "long"]).contains("such as 500ms, 90m or 168h"));
+}
+
+#[test]
+fn whoever_only_looks_makes_no_database() {
+    let here = Place::new();
+    for command in [&["stats"][..], &["events", "list"], &["dead", "list"], &["purge", "--done-after", "1h"]] {
+        assert!(here.fails(5, command).contains("there is no posthaste.db in this directory"), "{command:?}");
+    }
+    assert!(!here.path("posthaste.db").exists());
+}
+
+#[test]
+fn statistics_tell_what_waits_and_how_fast_it_goes() {
+    let here = Place::new();
+    here.ok(&["events", "write", "--type", "Ticked", "{}"]);
+    let stats = here.json(&["stats", "--rate", "50ms", "--output", "json"]);
+    assert_eq!((&stats["new"], &stats["written_per_second"]), (&1.into(), &0.0.into()));
+    assert!(stats["oldest_pending_seconds"].as_f64().unwrap() > 0.0, "{stats}");
+    let table = here.ok(&["stats"]);
+    assert!(table.contains("oldest pending  ") && table.contains("new             1"), "{table}");
+}

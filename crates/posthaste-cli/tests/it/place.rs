@@ -1,0 +1,209 @@
+//! A directory of its own for a test, in which commands are run.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{stderr, stdout};
+
+/// Longer than anything takes that is going to happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Place {
+    directory: TempDir,
+    variables: Vec<(String, String)>,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap(), variables: Vec::new() }
+    }
+
+    /// One with these settings.
+    pub(crate) fn with(settings: &str) -> Self {
+        let place = Self::new();
+        place.write("posthaste.toml", settings);
+        place
+    }
+
+    pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+        command.args(arguments).current_dir(self.directory.path()).env_remove("RUST_LOG").stdin(Stdio::null());
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("POSTHASTE_")) {
+            command.env_remove(name);
+        }
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    /// Runs a command to its end.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the command can be started")
+    }
+
+    /// Runs a command that has to end well, and gives what it prints.
+    pub(crate) fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
+        stdout(&output).to_owned()
+    }
+
+    /// The same of one that prints a JSON document.
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(arguments)).unwrap()
+    }
+
+    /// Runs a command that has to end with this status, and gives what it says.
+    pub(crate) fn fails(&self, status: i32, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
+        stderr(&output).to_owned()
+    }
+
+    /// Starts a command that goes on.
+    pub(crate) fn start(&self, arguments: &[&str]) -> Running {
+        let mut child =
+            self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be started");
+        let said = Arc::new(Mutex::new(String::new()));
+        let (pipe, heard) = (child.stderr.take().unwrap(), Arc::clone(&said));
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                *heard.lock().unwrap() += &(line + "\n");
+            }
+        });
+        Running { child, said }
+    }
+
+    /// Waits until something holds.
+    pub(crate) fn until(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        until(what, || holds(self));
+    }
+}
+
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "it never came that {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A command that goes on, and ends with the test at the latest.
+pub(crate) struct Running {
+    child: Child,
+    said: Arc<Mutex<String>>,
+}
+
+impl Running {
+    pub(crate) fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    /// Waits until it has said this on standard error.
+    pub(crate) fn says(&mut self, words: &str) {
+        let started = Instant::now();
+        while !self.said().contains(words) {
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none() || self.said().contains(words), "ended without {words:?}: {}", self.said());
+            assert!(started.elapsed() < PATIENCE, "no {words:?} in:\n{}", self.said());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn terminate(&self) {
+        let killed = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(killed.success());
+    }
+
+    /// Waits for its end: the status, what it printed, and what it said.
+    pub(crate) fn end(mut self) -> (Option<i32>, String, String) {
+        let started = Instant::now();
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None if started.elapsed() > PATIENCE => panic!("it does not end: {}", self.said()),
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let mut printed = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
+        // The thread that listens may be a line behind.
+        std::thread::sleep(Duration::from_millis(50));
+        (status.code(), printed, self.said())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An address where nobody is yet, and from some moment on somebody else.
+pub(crate) struct Late {
+    pub(crate) address: SocketAddr,
+    to: String,
+}
+
+impl Late {
+    pub(crate) fn to(server: &str) -> Self {
+        // Given back, so that nobody listens there; the system does not give it to others right away.
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        Self { address, to: server.to_owned() }
+    }
+
+    /// From now on connections lead to the server.
+    pub(crate) fn arrive(&self) {
+        let (listener, to) = (TcpListener::bind(self.address).unwrap(), self.to.clone());
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let server = TcpStream::connect(&to).unwrap();
+                for (mut from, mut to) in [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)]
+                {
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.flush();
+                        let _ = to.shutdown(std::net::Shutdown::Both);
+                    });
+                }
+            }
+        });
+    }
+}
+
+/// A server that takes connections and never answers.
+pub(crate) fn silent() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut held = Vec::new();
+        for client in listener.incoming().map_while(Result::ok) {
+            held.push(client);
+        }
+    });
+    address
+}
