@@ -19,7 +19,7 @@ use super::insert::Open;
 use super::{MySqlStore, fault, sql};
 use crate::finish::finish;
 use crate::savepoint;
-use crate::warm::{Warm, WarmConnection};
+use crate::warm::WarmConnection;
 
 /// How long a dropped transaction is given to roll back before its connection is closed. The server rolls back by itself
 /// when it loses the connection, so that nothing depends on this.
