@@ -136,7 +136,7 @@ pub(super) async fn send(
         let (mut fates, before) = (fates.into_iter(), open.len());
         open.retain(|letter| match fates.next().flatten() {
             Some(fate) => {
-                if fate.as_ref().map_or_else(|error| error.is_refusal(), |()| true) && !ends.nobody_is_away() {
+                if fate.as_ref().err().is_none_or(PublishError::is_refusal) && !ends.nobody_is_away() {
                     ends.there(letter.exchange.as_str());
                     ends.there(&letter.address());
                 }
