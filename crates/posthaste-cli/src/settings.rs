@@ -140,8 +140,13 @@ impl Given {
                 faults.push(Fault::new(origin, key, message));
             }
         }
+        // A secret that was not found is told of already.
+        let is_known = faults.iter().any(|fault| fault.is_in("database"));
         let mut keep = |fault| faults.push(fault);
-        let database = Database::of(self.table.get("database")).map_err(&mut keep).ok();
+        let database = match is_known {
+            true => None,
+            false => Database::of(self.table.get("database")).map_err(&mut keep).ok(),
+        };
         let relay = self.relay().map_err(&mut keep).ok();
         let log = self.section::<Log>("log").and_then(|log| self.checked(log)).map_err(&mut keep).ok();
         let destinations = destination::all(self.table.get("destination"), &mut faults);

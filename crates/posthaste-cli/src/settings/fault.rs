@@ -41,6 +41,11 @@ impl Fault {
         Self { origin: Some(origin.clone()), field: field.into(), message: message.into() }
     }
 
+    /// Whether it is about something in that table.
+    pub(super) fn is_in(&self, table: &str) -> bool {
+        self.field.strip_prefix(table).is_some_and(|rest| rest.starts_with('.'))
+    }
+
     /// The same, seen from the table or list that the value is in.
     pub(super) fn within(mut self, key: &str, origin: &Origin) -> Self {
         self.field = match &*self.field {

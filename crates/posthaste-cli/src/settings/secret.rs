@@ -77,9 +77,8 @@ pub(super) fn is_secret_key(key: &str) -> bool {
 fn password(url: &str) -> Option<std::ops::Range<usize>> {
     let start = url.find("://")? + 3;
     let rest = &url[start..];
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    // A sign in the path is none of the address; one in a password makes what is hidden longer.
-    let at = rest[..end].rfind('@').or_else(|| rest.rfind('@'))?;
+    // A password may have any sign in it, so the last of these counts. One in a path makes what is hidden longer.
+    let at = rest.rfind('@')?;
     let colon = rest[..at].find(':')?;
     (colon + 1 < at).then_some(start + colon + 1..start + at)
 }
