@@ -96,7 +96,8 @@ impl Setup {
             metrics: Arc::clone(&metrics),
             jitter: self.jitter.clone(),
             max_batch: options.settle_batch,
-            linger: options.settle_linger,
+            // What lingers must be written long before its lane may be another's.
+            linger: options.settle_linger.min(options.lane_lease / 4),
             lane_lease: options.lane_lease,
             closing: tasks.closing.clone(),
         };

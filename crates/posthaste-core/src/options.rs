@@ -260,10 +260,6 @@ impl Options {
             let reason = format!("must not be longer than half the lease, {:?}", self.lease / 2);
             return Err(Error::new("settle_linger", format!("{:?}", self.settle_linger), reason));
         }
-        if self.settle_linger * 4 > self.lane_lease {
-            let reason = format!("must not be shorter than four times settle_linger, {:?}", self.settle_linger);
-            return Err(Error::new("lane_lease", format!("{:?}", self.lane_lease), reason));
-        }
         for (option, value) in [
             ("retention_done", self.retention_done),
             ("retention_dead", self.retention_dead),

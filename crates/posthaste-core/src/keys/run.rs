@@ -44,16 +44,25 @@ impl Run {
         self.items.pop_front()
     }
 
-    /// The next event was not acknowledged; its outcome is on its way, and nothing of its key begins before it is written.
+    /// The next event was not acknowledged. The others go back to its key at once, which waits until the outcome is written: so
+    /// hand it over after this.
     pub(crate) fn stop(&mut self) -> Option<Item> {
+        let item = self.items.pop_front();
         self.stopped = true;
-        self.items.pop_front()
+        self.give_back();
+        item
+    }
+
+    fn give_back(&mut self) {
+        let items = std::mem::take(&mut self.items);
+        self.keys.back(&self.id, self.held.lease, items, self.stopped);
     }
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let items = std::mem::take(&mut self.items);
-        self.keys.back(&self.id, self.held.lease, items, self.stopped);
+        if !self.stopped {
+            self.give_back();
+        }
     }
 }

@@ -283,6 +283,56 @@ fn in_any_order_a_key_is_with_one_worker_and_its_events_come_in_order() {
 }
 
 #[test]
+fn in_any_order_an_event_that_failed_is_before_those_behind_it() {
+    explore(|| {
+        let keys = keys(9);
+        keys.take_in(LEASE, vec![row(1, 1), row(1, 2), row(1, 3)], &[]);
+        let (begun, outcomes) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(VecDeque::new())));
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                let (keys, begun, outcomes) = (Arc::clone(&keys), Arc::clone(&begun), Arc::clone(&outcomes));
+                spawn(async move {
+                    while let Some(mut run) = keys.take(|_| 9).await {
+                        while run.goes_on() {
+                            let (seq, id) = (run.items()[0].seq, run.id().clone());
+                            begun.lock().unwrap().push(seq);
+                            let failed = begun.lock().unwrap().len() == 1;
+                            let then = if failed {
+                                Then::Later(id, run.stop().unwrap())
+                            } else {
+                                run.pass();
+                                Then::Done
+                            };
+                            // From here on it may be written, before this worker does anything else.
+                            outcomes.lock().unwrap().push_back(Ended { lease: LEASE, seq, then });
+                        }
+                    }
+                })
+            })
+            .collect();
+        let settler = {
+            let (keys, outcomes) = (Arc::clone(&keys), Arc::clone(&outcomes));
+            spawn(async move {
+                while keys.in_hand() > 0 {
+                    let next = outcomes.lock().unwrap().pop_front();
+                    keys.ended(next);
+                    shuttle::future::yield_now().await;
+                }
+                keys.close();
+            })
+        };
+        block_on(async {
+            settler.await.unwrap();
+            for worker in workers {
+                worker.await.unwrap();
+            }
+        });
+        assert_eq!(*begun.lock().unwrap(), [1, 1, 2, 3]);
+        check(&keys);
+    });
+}
+
+#[test]
 fn in_any_order_a_lane_that_is_given_up_is_drained_once() {
     explore(|| {
         let keys = keys(9);
