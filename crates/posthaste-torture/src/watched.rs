@@ -105,16 +105,24 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.insert(connection, rows)
     }
 
-    fn insert_into(&self, tx: &mut Self::Tx<'_>, rows: &[NewRow]) -> impl Future<Output = Result<(), Error>> + Send {
-        self.inner.insert_into(tx, rows)
+    fn insert_into(
+        &self,
+        connection: &mut Self::Connection,
+        rows: &[NewRow],
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        self.inner.insert_into(connection, rows)
     }
 
     fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send {
         self.inner.commit(tx)
     }
 
-    fn commit_lent(&self, tx: Self::OwnTx, rows: &[&NewRow]) -> impl Future<Output = Result<bool, CommitError>> + Send {
-        self.inner.commit_lent(tx, rows)
+    fn commit_lent(
+        &self,
+        tx: Self::OwnTx,
+        firsts: Vec<EventId>,
+    ) -> impl Future<Output = Result<bool, CommitError>> + Send {
+        self.inner.commit_lent(tx, firsts)
     }
 
     fn commit_inserted(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send {

@@ -271,16 +271,16 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.faults.meddle(Call::Insert, &[], self.inner.insert(connection, rows)).await
     }
 
-    async fn insert_into(&self, tx: &mut S::Tx<'_>, rows: &[NewRow]) -> Result<(), Error> {
-        self.faults.meddle(Call::Insert, &[], self.inner.insert_into(tx, rows)).await
+    async fn insert_into(&self, connection: &mut S::Connection, rows: &[NewRow]) -> Result<(), Error> {
+        self.faults.meddle(Call::Insert, &[], self.inner.insert_into(connection, rows)).await
     }
 
     async fn commit(&self, tx: S::OwnTx) -> Result<(), CommitError> {
         self.meddle_with_commit(tx, |tx| self.inner.commit(tx)).await
     }
 
-    async fn commit_lent(&self, tx: S::OwnTx, rows: &[&NewRow]) -> Result<bool, CommitError> {
-        self.meddle_with_commit(tx, |tx| self.inner.commit_lent(tx, rows)).await
+    async fn commit_lent(&self, tx: S::OwnTx, firsts: Vec<EventId>) -> Result<bool, CommitError> {
+        self.meddle_with_commit(tx, |tx| self.inner.commit_lent(tx, firsts)).await
     }
 
     async fn commit_inserted(&self, tx: S::OwnTx) -> Result<(), CommitError> {
