@@ -209,7 +209,7 @@ pub trait WriteStore: Send + Sync + 'static {
     /// The caller runs this future to its end even if its own caller loses interest.
     fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send;
 
-    /// Commits a transaction that somebody else had in hand after these rows were inserted, the first of each
+    /// Commits a transaction that somebody else had in hand after these events were inserted, the first of each
     /// [`insert`](Self::insert). Says whether they were still in it: he may have undone them by a statement of his own, and then
     /// nothing of the transaction is delivered but what is in the table. Default: [`commit`](Self::commit), and that they were.
     ///
@@ -218,8 +218,12 @@ pub trait WriteStore: Send + Sync + 'static {
     ///
     /// # Cancellation
     /// The caller runs this future to its end even if its own caller loses interest.
-    fn commit_lent(&self, tx: Self::OwnTx, rows: &[&NewRow]) -> impl Future<Output = Result<bool, CommitError>> + Send {
-        let _ = rows;
+    fn commit_lent(
+        &self,
+        tx: Self::OwnTx,
+        firsts: Vec<EventId>,
+    ) -> impl Future<Output = Result<bool, CommitError>> + Send {
+        let _ = firsts;
         let commit = self.commit(tx);
         async move { commit.await.map(|()| true) }
     }

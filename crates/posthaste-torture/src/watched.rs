@@ -117,8 +117,12 @@ impl<D: Database> WriteStore for Watched<D> {
         self.inner.commit(tx)
     }
 
-    fn commit_lent(&self, tx: Self::OwnTx, rows: &[&NewRow]) -> impl Future<Output = Result<bool, CommitError>> + Send {
-        self.inner.commit_lent(tx, rows)
+    fn commit_lent(
+        &self,
+        tx: Self::OwnTx,
+        firsts: Vec<EventId>,
+    ) -> impl Future<Output = Result<bool, CommitError>> + Send {
+        self.inner.commit_lent(tx, firsts)
     }
 
     fn commit_inserted(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send {

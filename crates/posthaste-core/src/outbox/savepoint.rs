@@ -5,8 +5,9 @@ use std::ops::{Deref, DerefMut};
 
 use super::transaction::ended;
 use super::{Outbox, Transaction};
+use crate::event::EventId;
 use crate::hook::Ending;
-use crate::store::{self, CommitError, NewRow, WriteStore};
+use crate::store::{self, CommitError, WriteStore};
 
 /// A part of a [`Transaction`] that can be undone alone: its statements and its events, together.
 ///
@@ -185,18 +186,18 @@ impl<S: WriteStore> Held<S> {
         }
     }
 
-    /// Commits, and says whether the rows are there, of which these are the first of each insert. Nobody had the connection since
-    /// the only one, if there are none.
+    /// Commits, and says whether what was written is there, by the first event of each insert. Nobody had the connection since the
+    /// only insert, if none are given.
     pub(super) async fn commit(
         mut self,
         abandoned: Option<usize>,
-        lent: Option<&[&NewRow]>,
+        lent: Option<Vec<EventId>>,
     ) -> Result<bool, CommitError> {
         self.end_abandoned(abandoned).await?;
         let store = &self.outbox.0.store;
         let own = self.own.take().expect("it is held until it is kept");
         match lent {
-            Some(rows) => store.commit_lent(own, rows).await,
+            Some(firsts) => store.commit_lent(own, firsts).await,
             None => store.commit_inserted(own).await.map(|()| true),
         }
     }

@@ -184,16 +184,12 @@ impl<S: WriteStore> Transaction<S> {
         let held = self.hold().map_err(ended)?;
         let receipt = self.take_receipt();
         let (abandoned, inserted_last) = (self.abandoned.take(), self.inserted_last);
-        let inserts = std::mem::take(&mut self.inserts);
+        let rows = receipt.rows_to_insert();
+        let firsts = || self.inserts.iter().filter_map(|first| rows.get(*first)).map(|row| row.event.id().clone());
+        let lent = (!inserted_last).then(|| firsts().collect());
         let commit = async move {
             kill_point!("commit.before");
-            let committed = if inserted_last {
-                held.commit(abandoned, None).await
-            } else {
-                let rows = receipt.rows_to_insert();
-                let firsts: Vec<_> = inserts.iter().filter_map(|first| rows.get(*first)).collect();
-                held.commit(abandoned, Some(&firsts)).await
-            };
+            let committed = held.commit(abandoned, lent).await;
             match &committed {
                 Ok(true) => receipt.dispatch(),
                 // The poller sees which of them are there.

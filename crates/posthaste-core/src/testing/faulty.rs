@@ -279,8 +279,8 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.meddle_with_commit(tx, |tx| self.inner.commit(tx)).await
     }
 
-    async fn commit_lent(&self, tx: S::OwnTx, rows: &[&NewRow]) -> Result<bool, CommitError> {
-        self.meddle_with_commit(tx, |tx| self.inner.commit_lent(tx, rows)).await
+    async fn commit_lent(&self, tx: S::OwnTx, firsts: Vec<EventId>) -> Result<bool, CommitError> {
+        self.meddle_with_commit(tx, |tx| self.inner.commit_lent(tx, firsts)).await
     }
 
     async fn commit_inserted(&self, tx: S::OwnTx) -> Result<(), CommitError> {

@@ -66,9 +66,9 @@ impl SqliteStore {
         deleted.map(drop).map_err(|error| self.fault(error))
     }
 
-    /// Whether all these rows are in the table, as the connection sees it.
-    pub(super) async fn are_there(&self, connection: &mut SqliteConnection, rows: &[&NewRow]) -> Result<bool, Error> {
-        let ids: Vec<&str> = rows.iter().map(|row| row.event.id().as_str()).collect();
+    /// Whether all these events are in the table, as the connection sees it.
+    pub(super) async fn are_there(&self, connection: &mut SqliteConnection, ids: &[EventId]) -> Result<bool, Error> {
+        let ids: Vec<&str> = ids.iter().map(EventId::as_str).collect();
         let json = serde_json::to_string(&ids).unwrap_or_default();
         let missing = sqlx::query_scalar::<_, String>(self.sql.missing.clone()).bind(json);
         let missing = missing.fetch_optional(connection).await.map_err(|error| self.fault(error))?;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use posthaste_core::EventId;
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool, SqliteTransactionManager};
 use sqlx::{Connection, SqlSafeStr, Transaction};
@@ -82,11 +83,11 @@ impl WriteStore for SqliteStore {
 
     /// Looks for the rows, which costs no more than to catch up: another transaction may be open in place of the one that was
     /// begun, or a savepoint undone of which nobody knew.
-    async fn commit_lent(&self, mut tx: SqliteTx, rows: &[&NewRow]) -> Result<bool, CommitError> {
-        if rows.is_empty() {
+    async fn commit_lent(&self, mut tx: SqliteTx, firsts: Vec<EventId>) -> Result<bool, CommitError> {
+        if firsts.is_empty() {
             return self.commit(tx).await.map(|()| true);
         }
-        let all_there = self.are_there(&mut tx, rows).await.map_err(CommitError::NotCommitted)?;
+        let all_there = self.are_there(&mut tx, &firsts).await.map_err(CommitError::NotCommitted)?;
         self.commit_inserted(tx).await.map(|()| all_there)
     }
 
