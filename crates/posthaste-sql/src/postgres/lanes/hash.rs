@@ -51,12 +51,12 @@ pub(super) fn hashtextextended(text: &str) -> i64 {
     a = (a ^ c).wrapping_sub(c.rotate_left(4));
     b = (b ^ a).wrapping_sub(a.rotate_left(14));
     c = (c ^ b).wrapping_sub(b.rotate_left(24));
-    (u64::from(b) << 32 | u64::from(c)).cast_signed()
+    ((u64::from(b) << 32) | u64::from(c)).cast_signed()
 }
 
 /// Up to four bytes, the lowest first.
 fn word(bytes: &[u8]) -> u32 {
-    bytes.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte))
+    bytes.iter().rev().fold(0, |word, byte| (word << 8) | u32::from(*byte))
 }
 
 #[cfg(test)]
