@@ -64,7 +64,8 @@ pub enum StartError {
     Lanes(#[source] store::Error),
     /// The store cannot keep the aggregate of an event that is DEAD from going on.
     #[error(
-        "this store cannot park aggregates; say with on_dead, for the outbox and for its listeners, whether an event that          cannot be delivered blocks those behind it or is skipped"
+        "this store cannot park aggregates; say with on_dead, for the outbox and for its listeners, whether an event that \
+         cannot be delivered blocks those behind it or is skipped"
     )]
     NoParking,
     /// A listener has a policy for ordered delivery, and nothing is delivered in order.

@@ -6,7 +6,7 @@ use posthaste::event::{Kind, TypedEvent, Upcasts};
 use posthaste::listener::AnyListener;
 use posthaste::options::Error;
 use posthaste::outbox::StartError;
-use posthaste::{Delivery, MemoryStore, Options, Outbox, OutboxBuilder, Registry, SqliteStore};
+use posthaste::{Delivery, MemoryStore, OnDead, Options, Ordered, Outbox, OutboxBuilder, Registry, SqliteStore};
 use serde::{Deserialize, Serialize};
 
 use super::Book;
@@ -87,6 +87,9 @@ fn registrations(book: &mut Book) {
     add("Registry::register, no aggregate type", registry.register("", "OrderPlaced", nobody).unwrap_err());
     let mistaken = AnyListener::mistaken(std::io::Error::other("its topic is empty"));
     add("Registry::register, a listener of wrong settings", registry.register("Order", "*", mistaken).unwrap_err());
+    let mistaken = [AnyListener::mistaken(std::io::Error::other("its topic is empty"))];
+    let chosen = registry.register_by(mistaken, |_| Some(0)).unwrap_err();
+    add("Registry::register_by, a listener of wrong settings", chosen);
     add("Registry::register_global, no event type", registry.register_global("", nobody).unwrap_err());
 }
 
@@ -103,4 +106,13 @@ async fn starts(book: &mut Book) {
     let never_migrated = SqliteStore::connect("sqlite::memory:").await.unwrap();
     let alone = Outbox::single_node(never_migrated).listen_all(nobody).start().await;
     book.add("start", "OutboxBuilder::start, a table that was never migrated", &alone.unwrap_err());
+    let unprepared = SqliteStore::connect("sqlite::memory:").await.unwrap();
+    unprepared.migrate().await.unwrap();
+    let ordered = Outbox::builder(unprepared).ordered(Ordered::all()).listen_all(nobody).start().await;
+    book.add("start", "OutboxBuilder::ordered, a table that was never prepared for it", &ordered.unwrap_err());
+    let policy = outbox().on_dead(OnDead::Skip).listen_all(nobody);
+    book.add("start", "OutboxBuilder::on_dead, without order", &start(policy).await);
+    // Every store here can.
+    book.add("start", "OutboxBuilder::ordered, a store that cannot", &StartError::NoLanes);
+    book.add("start", "OutboxBuilder::ordered, a store that cannot park", &StartError::NoParking);
 }
