@@ -22,6 +22,9 @@ mod dead_letters {}
 #[doc = include_str!("../../../docs/guide/many-nodes.md")]
 mod many_nodes {}
 
+#[doc = include_str!("../../../docs/guide/order.md")]
+mod order {}
+
 #[doc = include_str!("../../../docs/guide/tracing.md")]
 mod tracing {}
 

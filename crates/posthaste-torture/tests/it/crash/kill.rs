@@ -24,6 +24,18 @@ async fn killed<D: Database>(point: &str, scenario: Scenario, left: Left) {
     site.assert_recovered(left, &site.ids).await;
 }
 
+/// The same in an outbox with order. Nothing is left leased but lanes, which run out.
+async fn killed_in_order<D: Database>(point: &str, scenario: Scenario, left: Left) {
+    let site = Site::<D>::new(scenario).await;
+    kill(&site, point).await;
+    site.assert_left(left, &site.ids).await;
+    site.wait_for_leases().await;
+    site.recover().await;
+    site.assert_recovered(left, &site.ids).await;
+    let received = site.destination.received();
+    assert!(received.starts_with(&site.ids), "out of order: {received:?}");
+}
+
 async fn kill<D: Database>(site: &Site<D>, point: &str) {
     let output = site.play(&[(VARIABLE, point)]).await;
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -135,6 +147,16 @@ macro_rules! points_of {
             at_renew_after: "renew.after", killed_renewing(true);
             at_handback_before: "handback.before", killed(Forget, Leased);
             at_handback_after: "handback.after", killed(Forget, Free);
+
+            at_lease_before: "lease.before", killed_in_order(Order, Free);
+            at_lease_after: "lease.after", killed_in_order(Order, Free);
+            at_read_before: "read.before", killed_in_order(Order, Free);
+            at_read_after: "read.after", killed_in_order(Order, Free);
+            at_cold_enqueued_in_order: "cold.enqueued", killed_in_order(Order, Free);
+            at_listener_before_in_order: "listener.before", killed_in_order(Order, Free);
+            at_shutdown_settled_in_order: "shutdown.settled", killed_in_order(OrderAndShutDown, Done);
+            at_give_back_before: "give_back.before", killed_in_order(OrderAndShutDown, Done);
+            at_give_back_after: "give_back.after", killed_in_order(OrderAndShutDown, Done);
 
             at_shutdown_before: "shutdown.before", killed(ShutDown, Leased);
             at_shutdown_drained: "shutdown.drained", killed(ShutDown, Settling);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use posthaste_conformance::Tables;
 use posthaste_core::store::{AdminStore, Claim, Filter, Lease, Page, Record, RelayStore};
-use posthaste_core::{EventId, Options, Outbox, Status};
+use posthaste_core::{EventId, Options, Ordered, Outbox, Status};
 use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -80,6 +80,9 @@ impl<D: Database> Site<D> {
     pub(crate) async fn new(scenario: Scenario) -> Self {
         let fixture = if scenario == Scenario::Migrate { D::empty().await } else { D::create().await };
         fixture.execute(ledger::CREATE).await;
+        if scenario.is_ordered() {
+            fixture.prepare_lanes().await;
+        }
         let directory = tempfile::tempdir().unwrap();
         let destination = Destination::new(directory.path());
         let site = Self { fixture, scenario, directory, destination, ids: scenario.ids() };
@@ -164,6 +167,7 @@ impl<D: Database> Site<D> {
         let options = Options { lease: LEASE, poll_interval: Duration::from_millis(100), ..Options::default() };
         let listener = self.destination.listener(100, Then::Done);
         let outbox = Outbox::many_nodes(self.fixture.node().await).options(options).listen_all(listener);
+        let outbox = if self.scenario.is_ordered() { outbox.ordered(Ordered::all()) } else { outbox };
         let outbox = outbox.start().await.unwrap();
         victim::write(&outbox, &[LATER.to_owned()]).await;
         let all_final = async {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use posthaste_core::poller::{ClaimHandler, Handled};
 use posthaste_core::store::{ClaimedRow, Lease, RelayStore};
-use posthaste_core::{Closed, Event, Options, Outbox, Poller};
+use posthaste_core::{Closed, Event, Options, Ordered, Outbox, Poller};
 use posthaste_sql::{MySqlStore, PgStore, Scheme, SqliteStore, detect};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
@@ -51,6 +51,10 @@ pub(crate) enum Scenario {
     Hang,
     /// Delivers what others have written.
     Relay,
+    /// Delivers in order what others have written.
+    Order,
+    /// The same, and ends in good order when it has.
+    OrderAndShutDown,
     /// Claims what others have written, and does not want it.
     Refuse,
     /// Takes over from another process that is no more.
@@ -88,7 +92,12 @@ impl Scenario {
 
     /// Whether its events are written before it starts.
     pub(crate) fn comes_later(self) -> bool {
-        matches!(self, Self::Relay | Self::Refuse | Self::TakeOver | Self::ServeOthers)
+        self.is_ordered() || matches!(self, Self::Relay | Self::Refuse | Self::TakeOver | Self::ServeOthers)
+    }
+
+    /// Whether it delivers in order.
+    pub(crate) fn is_ordered(self) -> bool {
+        matches!(self, Self::Order | Self::OrderAndShutDown)
     }
 
     /// Whether it ends when it is told to.
@@ -155,7 +164,7 @@ impl<S: Ledger> Victim<S> {
             Scenario::Migrate => self.store.create().await,
             Scenario::Refuse => self.refuse().await,
             Scenario::Forget => self.forget().await,
-            Scenario::TakeOver | Scenario::Relay => {
+            Scenario::TakeOver | Scenario::Relay | Scenario::Order => {
                 // Dropped, it would stop. It ends with the process.
                 let _outbox = self.start().await;
                 pending::<()>().await;
@@ -166,6 +175,11 @@ impl<S: Ledger> Victim<S> {
                 write(&outbox, &self.ids).await;
                 pending::<()>().await;
             }
+            Scenario::OrderAndShutDown => {
+                let outbox = self.start().await;
+                self.until_published(self.ids.len()).await;
+                outbox.shutdown().await;
+            }
             Scenario::ShutDown => {
                 let outbox = self.start().await;
                 write(&outbox, &self.ids).await;
@@ -174,7 +188,7 @@ impl<S: Ledger> Victim<S> {
             Scenario::ShutDownNow => {
                 let outbox = self.start().await;
                 write(&outbox, &self.ids).await;
-                self.until_published().await;
+                self.until_published(1).await;
                 outbox.shutdown_now().await;
             }
             Scenario::Serve | Scenario::ServeBriefly | Scenario::ServeOthers => self.serve().await,
@@ -189,6 +203,7 @@ impl<S: Ledger> Victim<S> {
         // One by one, so that some are left in the queue when it is told to end.
         let at_once = if self.scenario.serves() { 1 } else { 100 };
         let listener = self.destination.listener(at_once, self.scenario.then());
+        let builder = if self.scenario.is_ordered() { builder.ordered(Ordered::all()) } else { builder };
         builder.options(self.scenario.options()).listen_all(listener).start().await.unwrap()
     }
 
@@ -240,8 +255,8 @@ impl<S: Ledger> Victim<S> {
         exit(status(closed));
     }
 
-    async fn until_published(&self) {
-        while self.destination.received().is_empty() {
+    async fn until_published(&self, count: usize) {
+        while self.destination.received().len() < count {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
