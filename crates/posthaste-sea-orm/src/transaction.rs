@@ -7,10 +7,10 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 
+use futures_util::lock::{Mutex, MutexGuard};
 use posthaste_core::store::{CommitError, Error};
 use posthaste_core::{EventId, IntoEvent, Outbox, Receipt, WriteError};
 use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, DbErr, RuntimeErr};
-use tokio::sync::{Mutex, MutexGuard};
 
 use crate::count::Mark;
 use crate::database::{NotOpen, SeaOrmStore, commit, expect_open, expect_same, number_of_open, roll_back};
@@ -156,7 +156,8 @@ impl Own {
         &self.tx
     }
 
-    /// To be kept while it is asked whether a statement may run, and while it does.
+    /// To be kept while it is asked whether a statement may run, and while it does. As with SeaORM's own lock, it is nobody's while
+    /// who waits for it is not polled.
     pub(crate) async fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().await
     }

@@ -1,6 +1,8 @@
 //! Transactions that SQLite has rolled back by itself, while its driver goes on counting them.
 
+use std::pin::pin;
 use std::slice::from_ref;
+use std::time::Duration;
 
 use posthaste_conformance::testing::{Witness, event, events, told};
 use posthaste_conformance::{Fixture, SqliteFixture};
@@ -10,6 +12,7 @@ use posthaste_sea_orm::OutboxExt;
 use posthaste_sql::SqliteStore;
 use sea_orm::sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use sea_orm::{ConnectionTrait, DatabaseConnection, DatabaseTransaction, TransactionTrait};
+use tokio::time::timeout;
 
 use crate::order::{place, placed};
 use crate::support::{Sea, rows, with_orders};
@@ -128,6 +131,21 @@ async fn statements_at_the_same_time() {
     assert!(lost.is_err() && one.is_err() && other.is_err(), "{lost:?}, {one:?}, {other:?}");
     tx.commit().await.unwrap_err();
     till.assert_sound("commit").await;
+}
+
+/// One that waits for its turn, and that nobody polls any more, keeps nobody waiting.
+#[tokio::test]
+async fn a_statement_that_is_left_alone() {
+    let till = Till::open().await;
+    let tx = till.outbox.begin_on(&till.one).await.unwrap();
+    let mut left = pin!(tx.execute_unprepared("INSERT INTO orders VALUES (3, 0)"));
+    tokio::select! {
+        biased;
+        first = tx.execute_unprepared("INSERT INTO orders VALUES (2, 0)") => drop(first.unwrap()),
+        _ = &mut left => panic!("it was not first"),
+    }
+    let next = tx.execute_unprepared("INSERT INTO orders VALUES (4, 0)");
+    timeout(Duration::from_secs(10), next).await.expect("it waits for one that nobody polls").unwrap();
 }
 
 /// Statements on `&tx` are refused right after it, and go on after an error that leaves the transaction open.
