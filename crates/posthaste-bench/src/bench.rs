@@ -17,6 +17,8 @@ pub(crate) struct Sizes {
     pub(crate) events: usize,
     /// How many are done beside them.
     pub(crate) done_beside: usize,
+    /// How many aggregates stand still beside them.
+    pub(crate) parked_beside: usize,
     /// How long latencies are measured in a round.
     pub(crate) latency: Duration,
     /// How many events go through the dispatcher alone.
@@ -31,6 +33,7 @@ impl Sizes {
         turns: 6,
         events: 100_000,
         done_beside: 1_000_000,
+        parked_beside: 10_000,
         latency: Duration::from_secs(10),
         dispatched: 1_000_000,
         published: 100_000,
@@ -41,6 +44,7 @@ impl Sizes {
         turns: 4,
         events: 100_000,
         done_beside: 200_000,
+        parked_beside: 10_000,
         latency: Duration::from_secs(3),
         dispatched: 300_000,
         published: 20_000,
@@ -54,6 +58,7 @@ pub(crate) struct Goals {
     pub(crate) hot: Option<f64>,
     pub(crate) drain: Option<f64>,
     pub(crate) drain_beside_done: Option<f64>,
+    pub(crate) ordered: Option<f64>,
 }
 
 /// A run under way.
@@ -68,8 +73,20 @@ impl Bench {
     /// loop by hand has the file to itself.
     pub(crate) fn goals(&self, database: &str) -> Goals {
         match database {
-            "sqlite" => Goals { write: Some(0.9), hot: None, drain: Some(0.7), drain_beside_done: Some(0.9) },
-            _ => Goals { write: Some(0.95), hot: Some(0.85), drain: Some(0.9), drain_beside_done: Some(0.95) },
+            "sqlite" => Goals {
+                write: Some(0.9),
+                hot: None,
+                drain: Some(0.7),
+                drain_beside_done: Some(0.9),
+                ordered: Some(1.0),
+            },
+            _ => Goals {
+                write: Some(0.95),
+                hot: Some(0.85),
+                drain: Some(0.9),
+                drain_beside_done: Some(0.95),
+                ordered: Some(1.0),
+            },
         }
     }
 

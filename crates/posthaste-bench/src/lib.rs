@@ -38,7 +38,7 @@ use subject::sqlite::Sqlite;
 #[cfg(feature = "brokers")]
 use workload::brokers;
 use workload::growth::Reach;
-use workload::{cost, dispatcher, drain, growth, latency, options, write};
+use workload::{cost, dispatcher, drain, growth, latency, options, ordered, write};
 
 /// The command line.
 #[derive(clap::Args)]
@@ -154,6 +154,8 @@ enum Workload {
     W100,
     /// D, D+1M and Ddel: rows that wait, until the last is DONE.
     D,
+    /// Dord: rows that wait, each aggregate in its order; one aggregate alone; and with much beside.
+    Dord,
     /// B: rows that wait, to a broker until acknowledged and DONE; and the publisher alone.
     B,
     /// L: from the commit to the listener.
@@ -322,6 +324,9 @@ impl Run {
         }
         if self.wants(Workload::D) {
             drain::run(&mut self.bench, subject, peers).await?;
+        }
+        if self.wants(Workload::Dord) {
+            ordered::run(&mut self.bench, subject).await?;
         }
         #[cfg(feature = "brokers")]
         if self.wants(Workload::B) && (self.named || subject.name() == "postgres") {

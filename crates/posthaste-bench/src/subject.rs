@@ -26,7 +26,7 @@ use order;
 pub(crate) type Connection<S> = <<S as Subject>::Store as WriteStore>::Connection;
 
 /// A database under test. What is done by hand is done through the same driver, as well as it can be.
-pub(crate) trait Subject {
+pub(crate) trait Subject: 'static {
     type Store: Store;
 
     /// Its name, and the version of the server.
@@ -39,6 +39,9 @@ pub(crate) trait Subject {
     /// Another store on the same tables, which shares no connection with the first.
     async fn another(&self, store: &Self::Store) -> anyhow::Result<Self::Store>;
 
+    /// Makes the table fit for order.
+    async fn prepare_lanes(store: &Self::Store) -> anyhow::Result<()>;
+
     /// The same store, deleting what is done.
     fn deleting(store: Self::Store) -> Self::Store;
 
@@ -49,13 +52,13 @@ pub(crate) trait Subject {
     async fn settle_down(store: &Self::Store) -> anyhow::Result<()>;
 
     /// Inserts a business row.
-    async fn order(connection: &mut Connection<Self>) -> anyhow::Result<()>;
+    fn order(connection: &mut Connection<Self>) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// A transaction with a business row alone.
-    async fn write_bare(store: &Self::Store) -> anyhow::Result<()>;
+    fn write_bare(store: &Self::Store) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// A transaction with a business row and events, whose rows have what those of the outbox have.
-    async fn write_by_hand(store: &Self::Store, events: &[Event]) -> anyhow::Result<()>;
+    fn write_by_hand(store: &Self::Store, events: &[Event]) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// Claims and completes until nothing is left, [`BATCH`] rows at a time.
     async fn drain_by_hand(store: &Self::Store, deleting: bool) -> anyhow::Result<()>;
@@ -99,11 +102,15 @@ pub(crate) struct Filling {
     pub(crate) done: usize,
     /// About how many bytes each of the events has.
     pub(crate) payload: usize,
+    /// To how many aggregates the events belong, in turn. To one each, if nothing is said.
+    pub(crate) keys: usize,
+    /// How many aggregates stand still before that, each with a DEAD event and one behind it.
+    pub(crate) parked: usize,
 }
 
 impl Default for Filling {
     fn default() -> Self {
-        Self { events: 0, done: 0, payload: 200 }
+        Self { events: 0, done: 0, payload: 200, keys: usize::MAX, parked: 0 }
     }
 }
 
@@ -115,7 +122,7 @@ pub(crate) async fn fill<S: Subject>(store: &S::Store, filling: Filling) -> anyh
     let numbers: Vec<usize> = (0..filling.events).collect();
     for chunk in numbers.chunks(at_a_time) {
         let mut tx = store.begin().await?;
-        let rows: Vec<_> = chunk.iter().map(|number| NewRow::new(event(*number, &payload))).collect();
+        let rows: Vec<_> = chunk.iter().map(|number| NewRow::new(event(*number % filling.keys, &payload))).collect();
         store.insert(&mut tx, &rows).await?;
         store.commit(tx).await?;
     }
@@ -124,8 +131,14 @@ pub(crate) async fn fill<S: Subject>(store: &S::Store, filling: Filling) -> anyh
 
 /// Fails unless all rows are DONE, and that many.
 pub(crate) async fn check_done<S: Store>(store: &S, events: usize) -> anyhow::Result<()> {
+    check_done_beside(store, events, 0).await
+}
+
+/// The same beside so many aggregates that stand still.
+pub(crate) async fn check_done_beside<S: Store>(store: &S, events: usize, parked: usize) -> anyhow::Result<()> {
     let counts = store.counts().await?;
-    ensure!(counts.done == events as u64 && counts.total() == counts.done, "not every row is DONE: {counts:?}");
+    let expected = (events as u64, parked as u64, parked as u64);
+    ensure!((counts.done, counts.dead, counts.new + counts.retry) == expected, "not every row is DONE: {counts:?}");
     Ok(())
 }
 

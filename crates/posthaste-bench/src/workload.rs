@@ -8,6 +8,7 @@ pub(crate) mod drain;
 pub(crate) mod growth;
 pub(crate) mod latency;
 pub(crate) mod options;
+pub(crate) mod ordered;
 pub(crate) mod write;
 
 use std::sync::Arc;

@@ -282,19 +282,28 @@ impl Keys {
         });
     }
 
-    /// Takes in hand what a read has found in a lane, in the order of the numbers, but for what it was not to bring.
-    pub(crate) fn take_in(&self, lease: LaneLease, rows: Vec<LaneRow>, not_wanted: &[i64]) -> Taken {
+    /// Takes in hand what a read has found in lanes, in the order of the numbers, but for what it was not to bring. The answers are
+    /// in the order of the lanes.
+    ///
+    /// The order is that of all lanes together, so that what is delivered at about the same time lies together in the table, and
+    /// is written back together.
+    pub(crate) fn take_in(&self, found: Vec<(LaneLease, Vec<LaneRow>)>, not_wanted: &[i64]) -> Vec<Taken> {
         let now = Instant::now();
-        let ids: Vec<_> = rows.iter().map(|row| self.id_of(row)).collect();
+        let leases: Vec<_> = found.iter().map(|(lease, _)| *lease).collect();
+        let rows =
+            found.into_iter().enumerate().flat_map(|(lane, (_, rows))| rows.into_iter().map(move |row| (lane, row)));
+        let mut rows: Vec<_> = rows.map(|(lane, row)| (lane, self.id_of(&row), row)).collect();
+        rows.sort_by_key(|(_, _, row)| row.seq);
         self.change(|state| {
-            let mut taken = Taken::default();
-            let readable = state.lane(lease).is_some_and(|lane| !lane.held.drains());
-            if !readable || state.is_closed {
-                taken.refused = !rows.is_empty();
-                return taken;
-            }
-            for (row, id) in rows.into_iter().zip(ids) {
-                let seq = row.seq;
+            let readable = |lease: &LaneLease| state.lane(*lease).is_some_and(|lane| !lane.held.drains());
+            let mut open: Vec<_> = leases.iter().map(|lease| readable(lease) && !state.is_closed).collect();
+            let mut taken: Vec<_> = leases.iter().map(|_| Taken::default()).collect();
+            for (lane, id, row) in rows {
+                let (lease, taken, seq) = (leases[lane], &mut taken[lane], row.seq);
+                if !open[lane] {
+                    taken.refused = true;
+                    continue;
+                }
                 let known = not_wanted.binary_search(&seq).is_ok() || state.in_hand.contains(&(lease.lane, seq));
                 let more = state.keys.get(&id).is_some_and(|entry| entry.more.is_some());
                 if known || more || state.closed_since.contains(&id) {
@@ -303,7 +312,8 @@ impl Keys {
                     }
                 } else if state.queued >= self.capacity {
                     taken.refused = true;
-                    break;
+                    open[lane] = false;
+                    continue;
                 } else if !state.fits(&id, self.capacity) {
                     // What was before it in this read is in hand.
                     state.note_more(&id, seq - 1, self.capacity);

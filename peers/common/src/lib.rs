@@ -26,9 +26,9 @@ pub const CUSTOMER: &str = "customer";
 pub const WRITERS: u32 = 8;
 
 /// An outbox or job queue, connected to one database.
-#[expect(async_fn_in_trait, reason = "every workload runs on the task that started it")]
-pub trait Peer: Sized {
-    type Transaction;
+#[expect(async_fn_in_trait, reason = "only what writes runs on tasks of its own")]
+pub trait Peer: Sized + Send + Sync + 'static {
+    type Transaction: Send;
 
     /// Connects with pools of its own.
     async fn connect(url: &str) -> anyhow::Result<Self>;
@@ -36,15 +36,19 @@ pub trait Peer: Sized {
     /// Creates the peer's tables and [`ORDERS`] in an empty database.
     async fn migrate(&self) -> anyhow::Result<()>;
 
-    async fn begin(&self) -> anyhow::Result<Self::Transaction>;
+    fn begin(&self) -> impl Future<Output = anyhow::Result<Self::Transaction>> + Send;
 
     /// Writes a business row.
-    async fn order(&self, tx: &mut Self::Transaction) -> anyhow::Result<()>;
+    fn order(&self, tx: &mut Self::Transaction) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// Enqueues the events, by the bulk call if there is more than one.
-    async fn enqueue(&self, tx: &mut Self::Transaction, events: Vec<Payload>) -> anyhow::Result<()>;
+    fn enqueue(
+        &self,
+        tx: &mut Self::Transaction,
+        events: Vec<Payload>,
+    ) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    async fn commit(&self, tx: Self::Transaction) -> anyhow::Result<()>;
+    fn commit(&self, tx: Self::Transaction) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// Hands events to [`Handled::event`] until it is told to stop.
     async fn work(&self, handled: Arc<Handled>, stop: CancellationToken) -> anyhow::Result<()>;
@@ -104,13 +108,16 @@ pub fn main<P: Peer>() -> anyhow::Result<()> {
     }
     let runtime = tokio::runtime::Runtime::new()?;
     let result = runtime.block_on(async {
-        let peer = P::connect(&args.url).await?;
+        let peer = Arc::new(P::connect(&args.url).await?);
         peer.migrate().await?;
         match args.workload {
             Workload::W => workload::write_one(&peer, args.seconds).await,
             Workload::W100 => workload::write_many(&peer, args.seconds).await,
-            Workload::D => workload::drain(&peer, args.events, &args.url).await,
-            Workload::L => workload::latency(&peer, &P::connect(&args.url).await?, args.rate, args.seconds).await,
+            Workload::D => workload::drain(&*peer, args.events, &args.url).await,
+            Workload::L => {
+                let writer = Arc::new(P::connect(&args.url).await?);
+                workload::latency(&*peer, &writer, args.rate, args.seconds).await
+            }
         }
     })?;
     println!("{result}");

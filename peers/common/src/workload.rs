@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
-use futures_util::future::try_join_all;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -22,20 +22,28 @@ const FILL: usize = 1000;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// W: a business row and one event in each transaction.
-pub(crate) async fn write_one<P: Peer>(peer: &P, seconds: u64) -> anyhow::Result<Value> {
-    let write = async |index| {
-        let mut tx = peer.begin().await?;
-        peer.order(&mut tx).await?;
-        peer.enqueue(&mut tx, vec![Payload::new(index)]).await?;
-        peer.commit(tx).await
+pub(crate) async fn write_one<P: Peer>(peer: &Arc<P>, seconds: u64) -> anyhow::Result<Value> {
+    let peer = Arc::clone(peer);
+    let write = move |index| {
+        let peer = Arc::clone(&peer);
+        async move {
+            let mut tx = peer.begin().await?;
+            peer.order(&mut tx).await?;
+            peer.enqueue(&mut tx, vec![Payload::new(index)]).await?;
+            peer.commit(tx).await
+        }
     };
     let rate = repeat(write, seconds).await?;
     Ok(json!({ "workload": "W", "value": rate, "unit": "tx/s" }))
 }
 
 /// W100: many events in each transaction.
-pub(crate) async fn write_many<P: Peer>(peer: &P, seconds: u64) -> anyhow::Result<Value> {
-    let write = async |index| enqueue(peer, index * MANY..(index + 1) * MANY).await;
+pub(crate) async fn write_many<P: Peer>(peer: &Arc<P>, seconds: u64) -> anyhow::Result<Value> {
+    let peer = Arc::clone(peer);
+    let write = move |index| {
+        let peer = Arc::clone(&peer);
+        async move { enqueue(&*peer, index * MANY..(index + 1) * MANY).await }
+    };
     let rate = repeat(write, seconds).await? * MANY as f64;
     Ok(json!({ "workload": "W100", "value": rate, "unit": "events/s" }))
 }
@@ -76,43 +84,57 @@ async fn settle_down(url: &str) -> anyhow::Result<()> {
 }
 
 /// L: from the end of a commit to the start of its handler, with one pool to write and others to work.
-pub(crate) async fn latency<P: Peer>(worker: &P, writer: &P, rate: u32, seconds: u64) -> anyhow::Result<Value> {
+pub(crate) async fn latency<P: Peer>(worker: &P, writer: &Arc<P>, rate: u32, seconds: u64) -> anyhow::Result<Value> {
     // The first second is for the worker to come up, and does not count.
     let warm_up = usize::try_from(rate)?;
     let events = warm_up * usize::try_from(seconds + 1)?;
     let handled = Arc::new(Handled::expect(events));
-    let write = async {
-        let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-        for index in 0..events {
-            ticks.tick().await;
-            let mut tx = writer.begin().await?;
-            writer.enqueue(&mut tx, vec![Payload::new(index)]).await?;
-            writer.commit(tx).await?;
-            handled.committed(index);
+    let write = {
+        let (writer, handled) = (Arc::clone(writer), Arc::clone(&handled));
+        async move {
+            let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+            for index in 0..events {
+                ticks.tick().await;
+                let mut tx = writer.begin().await?;
+                writer.enqueue(&mut tx, vec![Payload::new(index)]).await?;
+                writer.commit(tx).await?;
+                handled.committed(index);
+            }
+            handled.all().await
         }
-        handled.all().await
     };
-    meanwhile(worker, &handled, write).await?;
+    // A task, as what answers a request is in a service.
+    let write = tokio::spawn(write);
+    meanwhile(worker, &handled, async { write.await? }).await?;
     handled.check()?;
     let latencies = handled.latencies(warm_up);
     let quantile = |q: f64| latencies[((latencies.len() - 1) as f64 * q).round() as usize];
     Ok(json!({ "workload": "L", "p50_us": quantile(0.5), "p99_us": quantile(0.99) }))
 }
 
-/// Calls per second of so many writers; each call has a number of its own.
-async fn repeat(write: impl AsyncFn(usize) -> anyhow::Result<()>, seconds: u64) -> anyhow::Result<f64> {
-    let (begun, written) = (AtomicUsize::new(0), AtomicUsize::new(0));
+/// Calls per second of so many writers, each a task; each call has a number of its own.
+async fn repeat<F>(write: impl Fn(usize) -> F + Send + Sync + 'static, seconds: u64) -> anyhow::Result<f64>
+where
+    F: Future<Output = anyhow::Result<()>> + Send,
+{
+    let (begun, written, write) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(write));
     let started_at = Instant::now();
-    let writer = async || {
-        while started_at.elapsed() < Duration::from_secs(seconds) {
-            write(begun.fetch_add(1, Ordering::Relaxed)).await?;
-            written.fetch_add(1, Ordering::Relaxed);
-        }
-        anyhow::Ok(())
-    };
-    try_join_all((0..WRITERS).map(|_| writer())).await?;
-    Ok(written.into_inner() as f64 / started_at.elapsed().as_secs_f64())
+    let mut writers = JoinSet::new();
+    for _ in 0..WRITERS {
+        let (begun, written, write) = (Arc::clone(&begun), Arc::clone(&written), Arc::clone(&write));
+        writers.spawn(async move {
+            while started_at.elapsed() < Duration::from_secs(seconds) {
+                write(begun.fetch_add(1, Ordering::Relaxed)).await?;
+                written.fetch_add(1, Ordering::Relaxed);
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(ended) = writers.join_next().await {
+        ended??;
+    }
+    Ok(written.load(Ordering::Relaxed) as f64 / started_at.elapsed().as_secs_f64())
 }
 
 async fn enqueue<P: Peer>(peer: &P, indices: std::ops::Range<usize>) -> anyhow::Result<()> {

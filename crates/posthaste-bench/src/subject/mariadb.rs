@@ -45,7 +45,8 @@ impl Subject for MariaDb {
     async fn fresh(&self) -> anyhow::Result<MySqlStore> {
         let pool = self.pool().await?;
         for sql in [
-            "DROP TABLE IF EXISTS outbox_event, posthaste_migration, orders",
+            "DROP TABLE IF EXISTS outbox_event, outbox_event_lane, outbox_event_relay, outbox_event_key,
+             posthaste_migration, orders",
             "CREATE TABLE orders (id BIGINT AUTO_INCREMENT PRIMARY KEY, customer VARCHAR(100), total DECIMAL(10, 2))",
         ] {
             sqlx::raw_sql(sql).execute(&pool).await?;
@@ -57,6 +58,10 @@ impl Subject for MariaDb {
 
     async fn another(&self, _: &MySqlStore) -> anyhow::Result<MySqlStore> {
         Ok(MySqlStore::new(self.pool().await?).reusing_connections())
+    }
+
+    async fn prepare_lanes(store: &MySqlStore) -> anyhow::Result<()> {
+        Ok(store.prepare_lanes().await?)
     }
 
     fn deleting(store: MySqlStore) -> MySqlStore {

@@ -63,7 +63,8 @@ impl Subject for Postgres {
 
     async fn fresh(&self) -> anyhow::Result<PgStore> {
         let pool = self.pool().await?;
-        let sql = "DROP TABLE IF EXISTS outbox_event, posthaste_migration, orders; \
+        let sql = "DROP TABLE IF EXISTS outbox_event, outbox_event_lane, outbox_event_relay, outbox_event_key, \
+                   posthaste_migration, orders; \
                    CREATE TABLE orders (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer TEXT, total NUMERIC)";
         sqlx::raw_sql(sql).execute(&pool).await?;
         let store = PgStore::new(pool).reusing_connections();
@@ -74,6 +75,10 @@ impl Subject for Postgres {
 
     async fn another(&self, _: &PgStore) -> anyhow::Result<PgStore> {
         Ok(PgStore::new(self.pool().await?).reusing_connections())
+    }
+
+    async fn prepare_lanes(store: &PgStore) -> anyhow::Result<()> {
+        Ok(store.prepare_lanes().await?)
     }
 
     fn deleting(store: PgStore) -> PgStore {

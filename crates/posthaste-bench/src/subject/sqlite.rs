@@ -53,6 +53,10 @@ impl Subject for Sqlite {
         Ok(SqliteStore::open(store.pool().connect_options().get_filename()).await?)
     }
 
+    async fn prepare_lanes(store: &SqliteStore) -> anyhow::Result<()> {
+        Ok(store.prepare_lanes().await?)
+    }
+
     fn deleting(store: SqliteStore) -> SqliteStore {
         store.deleting_done()
     }

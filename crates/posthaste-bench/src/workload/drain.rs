@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use anyhow::ensure;
 use posthaste_core::store::{AdminStore, Store};
-use posthaste_core::{Options, Outbox};
+use posthaste_core::{Options, Ordered, Outbox};
 
 use super::Counter;
 use crate::bench::Bench;
 use crate::measure::About;
 use crate::peer::Peers;
 use crate::rounds::of;
-use crate::subject::{Filling, Subject, check_done, fill};
+use crate::subject::{Filling, Subject, check_done_beside, fill};
 
 /// D, D+1M and Ddel.
 pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, peers: &Peers<'_>) -> anyhow::Result<()> {
@@ -64,11 +64,13 @@ pub(crate) struct Relays {
     pub(crate) loops_for_each: usize,
     pub(crate) workers: Option<usize>,
     pub(crate) deleting: bool,
+    /// Whether the events of one aggregate are delivered in their order.
+    pub(crate) ordered: bool,
 }
 
 impl Default for Relays {
     fn default() -> Self {
-        Self { count: 1, loops_for_each: 1, workers: None, deleting: false }
+        Self { count: 1, loops_for_each: 1, workers: None, deleting: false, ordered: false }
     }
 }
 
@@ -134,7 +136,10 @@ pub(crate) async fn drain_filled_with<S: Subject>(
     for store in stores {
         let store = if relays.deleting { S::deleting(store) } else { store };
         let listener = Arc::clone(&listener);
-        let outbox = Outbox::builder(store).options(options.clone()).listen_all(move |event| listener(event));
+        let mut outbox = Outbox::builder(store).options(options.clone()).listen_all(move |event| listener(event));
+        if relays.ordered {
+            outbox = outbox.ordered(Ordered::all());
+        }
         outboxes.push(outbox.start().await?);
     }
     counter.wait().await?;
@@ -154,5 +159,5 @@ async fn check_drained<S: Store>(store: &S, filling: Filling, deleting: bool) ->
         ensure!(left == filling.done as u64, "{left} rows are left of {}", filling.done);
         return Ok(());
     }
-    check_done(store, filling.events + filling.done).await
+    check_done_beside(store, filling.events + filling.done, filling.parked).await
 }

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use hdrhistogram::Histogram;
 use posthaste_core::store::Store;
 use posthaste_core::{Delivery, MemoryStore, Outbox};
@@ -61,7 +63,7 @@ pub(crate) async fn in_memory(bench: &mut Bench) -> anyhow::Result<()> {
         let mut latencies = Latencies::default();
         for round in 1..=bench.rounds.rounds {
             let store = MemoryStore::new();
-            let nanos = same_process(&store, async |_| Ok(()), rate, bench.sizes.latency).await?;
+            let nanos = same_process(&store, |_| std::future::ready(Ok(())).boxed(), rate, bench.sizes.latency).await?;
             latencies.push(&format!("L memory, {rate}/s, round {round}"), &nanos)?;
         }
         let what = format!("commit to listener at {rate} events/s, same process");
@@ -76,7 +78,7 @@ pub(crate) async fn one_process<S: Subject>(bench: &mut Bench, subject: &S) -> a
         let mut latencies = Latencies::default();
         for round in 1..=bench.rounds.rounds {
             let store = subject.fresh().await?;
-            let nanos = same_process(&store, S::order, rate, bench.sizes.latency).await?;
+            let nanos = same_process(&store, |tx| S::order(tx).boxed(), rate, bench.sizes.latency).await?;
             latencies.push(&format!("L {}, {rate}/s, round {round}", subject.name()), &nanos)?;
             S::close(store).await;
         }
@@ -89,7 +91,7 @@ pub(crate) async fn one_process<S: Subject>(bench: &mut Bench, subject: &S) -> a
 /// Writes at a steady rate, and measures from the end of each commit to the start of its listener.
 async fn same_process<S: Store>(
     store: &S,
-    order: impl AsyncFn(&mut S::Connection) -> anyhow::Result<()>,
+    order: fn(&mut S::Connection) -> BoxFuture<'_, anyhow::Result<()>>,
     rate: u64,
     length: Duration,
 ) -> anyhow::Result<Vec<u64>> {
@@ -111,19 +113,25 @@ async fn same_process<S: Store>(
         })
         .start()
         .await?;
-    let payload = payload(200);
     let mut ticks = steady(rate)?;
-    for index in 0..events {
-        ticks.tick().await;
-        let receipt = outbox.prepare([event(index, &payload)])?;
-        let mut tx = store.begin().await?;
-        order(&mut tx).await?;
-        let rows: Vec<_> = receipt.rows().cloned().collect();
-        store.insert(&mut tx, &rows).await?;
-        store.commit(tx).await?;
-        committed[index].store(nanos(started_at), Ordering::Release);
-        receipt.dispatch();
-    }
+    let (writer, store) = (outbox.clone(), store.clone());
+    // A task, as what answers a request is in a service.
+    let write = tokio::spawn(async move {
+        let payload = payload(200);
+        for (index, committed) in committed.iter().enumerate() {
+            ticks.tick().await;
+            let receipt = writer.prepare([event(index, &payload)])?;
+            let mut tx = store.begin().await?;
+            order(&mut tx).await?;
+            let rows: Vec<_> = receipt.rows().cloned().collect();
+            store.insert(&mut tx, &rows).await?;
+            store.commit(tx).await?;
+            committed.store(nanos(started_at), Ordering::Release);
+            receipt.dispatch();
+        }
+        anyhow::Ok(())
+    });
+    write.await??;
     tokio::time::timeout(Duration::from_secs(30), done.wait_for(|count| *count >= events))
         .await
         .context("not every event was delivered")??;
@@ -200,31 +208,36 @@ async fn between_processes(
         }
         anyhow::Ok(heard)
     });
-    let payload = payload(200);
     let mut ticks = steady(rate)?;
-    let mut committed = Vec::with_capacity(events);
-    for index in 0..events {
-        ticks.tick().await;
-        let event = event(index, &payload);
-        match who {
-            Who::Outbox => {
-                let mut tx = outbox.begin().await?;
-                Postgres::order(&mut tx).await?;
-                tx.write(event).await?;
-                tx.commit().await?;
-                committed.push(unix_nanos());
-            }
-            Who::ByHand => {
-                Postgres::write_by_hand(&store, &[event]).await?;
-                committed.push(unix_nanos());
-                let pool = store.pool().clone();
-                tokio::spawn(async move {
-                    let notify = "SELECT set_config('synchronous_commit', 'off', true), pg_notify('by_hand', '')";
-                    sqlx::query(notify).execute(&pool).await.map(drop)
-                });
+    let (writer, pool) = (outbox.clone(), store.clone());
+    let write = tokio::spawn(async move {
+        let payload = payload(200);
+        let mut committed = Vec::with_capacity(events);
+        for index in 0..events {
+            ticks.tick().await;
+            let event = event(index, &payload);
+            match who {
+                Who::Outbox => {
+                    let mut tx = writer.begin().await?;
+                    Postgres::order(&mut tx).await?;
+                    tx.write(event).await?;
+                    tx.commit().await?;
+                    committed.push(unix_nanos());
+                }
+                Who::ByHand => {
+                    Postgres::write_by_hand(&pool, &[event]).await?;
+                    committed.push(unix_nanos());
+                    let pool = pool.pool().clone();
+                    tokio::spawn(async move {
+                        let notify = "SELECT set_config('synchronous_commit', 'off', true), pg_notify('by_hand', '')";
+                        sqlx::query(notify).execute(&pool).await.map(drop)
+                    });
+                }
             }
         }
-    }
+        anyhow::Ok(committed)
+    });
+    let committed = write.await??;
     let heard =
         tokio::time::timeout(Duration::from_secs(30), heard).await.context("not every event was delivered")???;
     // Its input ends, and then it does.

@@ -1,12 +1,12 @@
 //! W, W100 and H: transactions with a business row and events, by eight writers.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use futures_util::TryStreamExt;
-use futures_util::stream::FuturesUnordered;
 use posthaste_core::{Options, Outbox};
+use tokio::task::JoinSet;
 
 use super::Counter;
 use crate::bench::Bench;
@@ -32,7 +32,12 @@ pub(crate) async fn single<S: Subject>(bench: &mut Bench, subject: &S, peers: &P
         .run(&title, "tx/s", &contestants, async |contestant| match contestant {
             "bare" => {
                 let store = subject.fresh().await?;
-                let rate = writes(writing, async |_| S::write_bare(&store).await).await?;
+                let writer = store.clone();
+                let bare = move |_| {
+                    let store = writer.clone();
+                    async move { S::write_bare(&store).await }
+                };
+                let rate = writes(writing, bare).await?;
                 S::close(store).await;
                 Ok(rate)
             }
@@ -97,12 +102,13 @@ pub(crate) async fn bulk<S: Subject>(bench: &mut Bench, subject: &S, peers: &Pee
 
 async fn by_hand<S: Subject>(subject: &S, writing: Duration, events: usize) -> anyhow::Result<f64> {
     let store = subject.fresh().await?;
-    let payload = payload(200);
-    let rate = writes(writing, async |number| {
+    let (writer, payload) = (store.clone(), payload(200));
+    let write = move |number| {
+        let store = writer.clone();
         let events: Vec<_> = (0..events).map(|_| event(number, &payload)).collect();
-        S::write_by_hand(&store, &events).await
-    });
-    let rate = rate.await? * events as f64;
+        async move { S::write_by_hand(&store, &events).await }
+    };
+    let rate = writes(writing, write).await? * events as f64;
     S::close(store).await;
     Ok(rate)
 }
@@ -110,7 +116,9 @@ async fn by_hand<S: Subject>(subject: &S, writing: Duration, events: usize) -> a
 async fn by_outbox<S: Subject>(subject: &S, writing: Duration, events: usize) -> anyhow::Result<f64> {
     let store = subject.fresh().await?;
     let outbox = Outbox::writer_only(store.clone()).start().await?;
-    let rate = writes(writing, async |number| write_ours::<S>(&outbox, number, events).await).await? * events as f64;
+    let writer = outbox.clone();
+    let write = move |number| write_ours::<S>(writer.clone(), number, events);
+    let rate = writes(writing, write).await? * events as f64;
     outbox.shutdown().await;
     S::close(store).await;
     Ok(rate)
@@ -126,22 +134,26 @@ pub(crate) async fn hot_with<S: Subject>(subject: &S, writing: Duration, options
     let store = subject.fresh().await?;
     let (_, listener) = Counter::listener(usize::MAX);
     let outbox = Outbox::builder(store.clone()).options(options).listen_all(listener).start().await?;
-    let (written, started_at) = (AtomicUsize::new(0), Instant::now());
-    writes(writing, async |number| {
-        write_ours::<S>(&outbox, number, 1).await?;
-        written.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    })
-    .await?;
+    let (written, started_at) = (Arc::new(AtomicUsize::new(0)), Instant::now());
+    let (writer, counter) = (outbox.clone(), Arc::clone(&written));
+    let write = move |number| {
+        let (outbox, counter) = (writer.clone(), Arc::clone(&counter));
+        async move {
+            write_ours::<S>(outbox, number, 1).await?;
+            counter.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    };
+    writes(writing, write).await?;
     let closed = outbox.shutdown().await;
-    let (written, took) = (written.into_inner(), started_at.elapsed());
+    let (written, took) = (written.load(Ordering::Relaxed), started_at.elapsed());
     ensure!(closed.is_clean(), "the shutdown left something over: {closed:?}");
     check_done(&store, written).await?;
     S::close(store).await;
     Ok(written as f64 / took.as_secs_f64())
 }
 
-async fn write_ours<S: Subject>(outbox: &Outbox<S::Store>, number: usize, events: usize) -> anyhow::Result<()> {
+async fn write_ours<S: Subject>(outbox: Outbox<S::Store>, number: usize, events: usize) -> anyhow::Result<()> {
     // Made before the transaction, as by hand.
     let payload = payload(200);
     let mut events: Vec<_> = (0..events).map(|_| event(number, &payload)).collect();
@@ -154,18 +166,25 @@ async fn write_ours<S: Subject>(outbox: &Outbox<S::Store>, number: usize, events
     Ok(tx.commit().await?)
 }
 
-/// Transactions per second of all writers.
-async fn writes(writing: Duration, write: impl AsyncFn(usize) -> anyhow::Result<()>) -> anyhow::Result<f64> {
-    let written = AtomicUsize::new(0);
+/// Transactions per second of all writers. Each is a task, as what answers a request is in a service.
+async fn writes<F>(writing: Duration, write: impl Fn(usize) -> F + Send + Sync + 'static) -> anyhow::Result<f64>
+where
+    F: Future<Output = anyhow::Result<()>> + Send,
+{
+    let (written, write) = (Arc::new(AtomicUsize::new(0)), Arc::new(write));
     let started_at = Instant::now();
-    let writer = async || {
-        while started_at.elapsed() < writing {
-            write(written.fetch_add(1, Ordering::Relaxed)).await?;
-        }
-        anyhow::Ok(())
-    };
-    // Each is polled when it is woken, as a task would be.
-    let writers: FuturesUnordered<_> = (0..WRITERS).map(|_| writer()).collect();
-    writers.try_collect::<()>().await?;
-    Ok(written.into_inner() as f64 / started_at.elapsed().as_secs_f64())
+    let mut writers = JoinSet::new();
+    for _ in 0..WRITERS {
+        let (written, write) = (Arc::clone(&written), Arc::clone(&write));
+        writers.spawn(async move {
+            while started_at.elapsed() < writing {
+                write(written.fetch_add(1, Ordering::Relaxed)).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(ended) = writers.join_next().await {
+        ended??;
+    }
+    Ok(written.load(Ordering::Relaxed) as f64 / started_at.elapsed().as_secs_f64())
 }

@@ -46,18 +46,39 @@ fn taken(keys: &Arc<Keys>) -> Option<Run> {
     keys.take(|_| 100).now_or_never().flatten()
 }
 
+impl Keys {
+    /// Takes in hand what a read has found in one lane.
+    fn take_in_of(&self, lease: LaneLease, rows: Vec<LaneRow>, not_wanted: &[i64]) -> Taken {
+        self.take_in(vec![(lease, rows)], not_wanted).remove(0)
+    }
+}
+
 fn check(keys: &Keys) {
     keys.state().check(keys.capacity);
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_lanes_have_is_taken_in_the_order_of_the_numbers_of_all() {
+    let keys = keys(3);
+    let other = LaneLease { lane: Lane(1), epoch: 1 };
+    keys.leased(other, far());
+    let of = |lease: LaneLease, rows: [LaneRow; 2]| (lease, rows.map(|row| LaneRow { lane: lease.lane, ..row }).into());
+    let taken_in = keys.take_in(vec![of(LEASE, [row(1, 1), row(2, 4)]), of(other, [row(3, 2), row(4, 3)])], &[]);
+    let told: Vec<_> = taken_in.iter().map(|taken| (taken.seen, taken.refused, taken.count)).collect();
+    assert_eq!(told, [(Some(1), true, 1), (Some(3), false, 2)]);
+    let runs: Vec<_> = std::iter::from_fn(|| taken(&keys)).collect();
+    assert_eq!(runs.iter().flat_map(seqs).collect::<Vec<_>>(), [1, 2, 3]);
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_key_is_with_one_worker_and_goes_on_when_that_one_is_through() {
     let keys = keys(100);
-    keys.take_in(LEASE, vec![row(1, 1), row(2, 2), row(1, 3)], &[]);
+    keys.take_in_of(LEASE, vec![row(1, 1), row(2, 2), row(1, 3)], &[]);
     let mut first = taken(&keys).unwrap();
     assert_eq!(seqs(&first), [1, 3]);
     assert_eq!(seqs(&taken(&keys).unwrap()), [2]);
-    keys.take_in(LEASE, vec![row(1, 4)], &[]);
+    keys.take_in_of(LEASE, vec![row(1, 4)], &[]);
     let second = taken(&keys).unwrap();
     assert_eq!(seqs(&second), [2], "it came back, since nobody has begun it");
     assert!(taken(&keys).is_none());
@@ -74,7 +95,7 @@ async fn a_key_is_with_one_worker_and_goes_on_when_that_one_is_through() {
 #[tokio::test(start_paused = true)]
 async fn behind_an_event_that_has_failed_nothing_begins_before_that_is_written_and_it_is_due() {
     let keys = keys(100);
-    keys.take_in(LEASE, vec![row(1, 1), row(1, 2)], &[]);
+    keys.take_in_of(LEASE, vec![row(1, 1), row(1, 2)], &[]);
     let mut run = taken(&keys).unwrap();
     let mut failed = run.stop().unwrap();
     assert!(!run.goes_on());
@@ -93,11 +114,11 @@ async fn behind_an_event_that_has_failed_nothing_begins_before_that_is_written_a
 async fn what_waits_for_long_is_not_kept_and_read_again_when_it_is_due() {
     let keys = keys(100);
     let hour = Duration::from_secs(3600);
-    keys.take_in(LEASE, vec![row_due(1, 1, hour), row(1, 2), row(2, 3)], &[]);
+    keys.take_in_of(LEASE, vec![row_due(1, 1, hour), row(1, 2), row(2, 3)], &[]);
     assert_eq!((keys.in_hand(), keys.queued()), (1, 1));
     check(&keys);
     // Others of the key are left, and need not be read again.
-    let left = keys.take_in(LEASE, vec![row(1, 4)], &[]);
+    let left = keys.take_in_of(LEASE, vec![row(1, 4)], &[]);
     assert_eq!((left.left, left.seen, left.count), (vec![4], Some(4), 0));
     assert_eq!(keys.next_behind(9), None);
     tokio::time::sleep(hour).await;
@@ -110,14 +131,14 @@ async fn what_waits_for_long_is_not_kept_and_read_again_when_it_is_due() {
     let both = [taken(&keys).unwrap(), taken(&keys).unwrap()];
     assert!(both.iter().any(|run| seqs(run) == [1, 2, 4]));
     // It is through with more, so other reads bring what is new.
-    assert_eq!(keys.take_in(LEASE, vec![row(1, 5)], &[]).count, 1);
+    assert_eq!(keys.take_in_of(LEASE, vec![row(1, 5)], &[]).count, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_key_fills_the_room() {
     let keys = keys(30);
     let hot = (1..=100).map(|seq| row(1, seq));
-    let taken_in = keys.take_in(LEASE, hot.chain([row(2, 101), row(3, 102)]).collect(), &[]);
+    let taken_in = keys.take_in_of(LEASE, hot.chain([row(2, 101), row(3, 102)]).collect(), &[]);
     assert!(!taken_in.refused);
     assert_eq!(keys.queued(), 12);
     check(&keys);
@@ -139,7 +160,7 @@ async fn rows_without_an_order_are_keys_of_their_own() {
     let keys = Keys::new(100, Ordered::types(["Invoice"]), Wake::new(), Wake::new());
     keys.leased(LEASE, far());
     let keys = Arc::new(keys);
-    keys.take_in(LEASE, vec![row(1, 1), row(1, 2), row_due(1, 3, Duration::from_secs(60))], &[]);
+    keys.take_in_of(LEASE, vec![row(1, 1), row(1, 2), row_due(1, 3, Duration::from_secs(60))], &[]);
     let (first, second) = (taken(&keys).unwrap(), taken(&keys).unwrap());
     assert_eq!((seqs(&first), seqs(&second)), (vec![1], vec![2]));
     assert!(taken(&keys).is_none());
@@ -155,7 +176,7 @@ async fn rows_without_an_order_are_keys_of_their_own() {
 #[tokio::test(start_paused = true)]
 async fn a_lane_that_is_given_up_is_drained_when_what_was_begun_is_written() {
     let keys = keys(100);
-    keys.take_in(LEASE, vec![row(1, 1), row(1, 2), row(2, 3)], &[]);
+    keys.take_in_of(LEASE, vec![row(1, 1), row(1, 2), row(2, 3)], &[]);
     let mut run = taken(&keys).unwrap();
     keys.give_up(LEASE);
     assert!(taken(&keys).is_none() && !run.goes_on());
@@ -163,7 +184,7 @@ async fn a_lane_that_is_given_up_is_drained_when_what_was_begun_is_written() {
     run.pass();
     drop(run);
     assert_eq!(keys.drained().len(), 0);
-    assert!(keys.take_in(LEASE, vec![row(2, 3)], &[]).refused);
+    assert!(keys.take_in_of(LEASE, vec![row(2, 3)], &[]).refused);
     keys.ended([Ended { lease: LEASE, seq: 1, then: Then::Done }]);
     assert_eq!((keys.drained().len(), keys.in_hand()), (1, 0));
     check(&keys);
@@ -172,13 +193,13 @@ async fn a_lane_that_is_given_up_is_drained_when_what_was_begun_is_written() {
 #[tokio::test(start_paused = true)]
 async fn of_a_lane_that_is_lost_nothing_counts_any_more() {
     let keys = keys(100);
-    keys.take_in(LEASE, vec![row(1, 1), row(1, 2)], &[]);
+    keys.take_in_of(LEASE, vec![row(1, 1), row(1, 2)], &[]);
     let mut run = taken(&keys).unwrap();
     keys.lost(LEASE);
     assert!(!run.goes_on() && run.held().is_cut() && !keys.settles(LEASE));
     let next = LaneLease { epoch: 2, ..LEASE };
     keys.leased(next, far());
-    keys.take_in(next, vec![row(1, 1), row(1, 2)], &[]);
+    keys.take_in_of(next, vec![row(1, 1), row(1, 2)], &[]);
     // What comes late from before does not meddle with it.
     let failed = run.stop().unwrap();
     drop(run);
@@ -190,7 +211,7 @@ async fn of_a_lane_that_is_lost_nothing_counts_any_more() {
 #[tokio::test(start_paused = true)]
 async fn what_was_settled_or_closed_during_a_read_is_not_taken_from_it() {
     let keys = keys(100);
-    keys.take_in(LEASE, vec![row(1, 1), row(2, 2)], &[]);
+    keys.take_in_of(LEASE, vec![row(1, 1), row(2, 2)], &[]);
     let known = keys.begin_read([(LEASE.lane, 0)]);
     let (mut done, mut dead) = (taken(&keys).unwrap(), taken(&keys).unwrap());
     done.pass();
@@ -201,7 +222,7 @@ async fn what_was_settled_or_closed_during_a_read_is_not_taken_from_it() {
         Ended { lease: LEASE, seq: 2, then: Then::Close(id(2)) },
     ]);
     let found = vec![row(1, 1), row(2, 2), row(2, 3), row(1, 4)];
-    assert_eq!(keys.take_in(LEASE, found, &known).count, 1);
+    assert_eq!(keys.take_in_of(LEASE, found, &known).count, 1);
     assert_eq!(seqs(&taken(&keys).unwrap()), [4]);
     check(&keys);
 }
@@ -210,7 +231,7 @@ async fn what_was_settled_or_closed_during_a_read_is_not_taken_from_it() {
 async fn a_lease_that_may_be_over_cuts_what_is_under_way() {
     let keys = Arc::new(Keys::new(9, Ordered::All, Wake::new(), Wake::new()));
     keys.leased(LEASE, Instant::now() + Duration::from_secs(10));
-    keys.take_in(LEASE, vec![row(1, 1)], &[]);
+    keys.take_in_of(LEASE, vec![row(1, 1)], &[]);
     let run = taken(&keys).unwrap();
     tokio::time::sleep(Duration::from_secs(9)).await;
     assert_eq!(keys.run_out(Instant::now()), Some(Instant::now() + Duration::from_secs(1)));
@@ -254,7 +275,7 @@ fn in_any_order_a_key_is_with_one_worker_and_its_events_come_in_order() {
                         // There is nothing before what is read next.
                         keys.caught_up(&catch_up, Vec::new(), &[]);
                     }
-                    let taken = keys.take_in(LEASE, vec![row(key, seq)], &[]);
+                    let taken = keys.take_in_of(LEASE, vec![row(key, seq)], &[]);
                     if taken.count == 1 {
                         rows.pop_front();
                     }
@@ -286,7 +307,7 @@ fn in_any_order_a_key_is_with_one_worker_and_its_events_come_in_order() {
 fn in_any_order_an_event_that_failed_is_before_those_behind_it() {
     explore(|| {
         let keys = keys(9);
-        keys.take_in(LEASE, vec![row(1, 1), row(1, 2), row(1, 3)], &[]);
+        keys.take_in_of(LEASE, vec![row(1, 1), row(1, 2), row(1, 3)], &[]);
         let (begun, outcomes) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(VecDeque::new())));
         let workers: Vec<_> = (0..2)
             .map(|_| {
@@ -336,7 +357,7 @@ fn in_any_order_an_event_that_failed_is_before_those_behind_it() {
 fn in_any_order_a_lane_that_is_given_up_is_drained_once() {
     explore(|| {
         let keys = keys(9);
-        keys.take_in(LEASE, vec![row(1, 1), row(1, 2), row(2, 3)], &[]);
+        keys.take_in_of(LEASE, vec![row(1, 1), row(1, 2), row(2, 3)], &[]);
         let worker = {
             let keys = Arc::clone(&keys);
             spawn(async move {
@@ -492,7 +513,7 @@ impl World {
         let open = self.open();
         if self.cursor.accepts(&open.iter().collect()) {
             let cut = seen.rows.len() >= seen.limit;
-            let taken = self.keys.take_in(self.lease, seen.rows, &seen.known);
+            let taken = self.keys.take_in_of(self.lease, seen.rows, &seen.known);
             self.cursor.advance(taken.seen, cut || taken.refused, taken.left, &open, Instant::now());
         }
     }

@@ -23,6 +23,8 @@ pub(crate) struct Cursor {
     pub(crate) lease: LaneLease,
     /// Reads begin after this number.
     after: i64,
+    /// The last of which account was taken.
+    seen: i64,
     /// Where it goes next.
     next: Option<Next>,
     /// Who was passed, and from where on he is looked for when he has ended.
@@ -50,6 +52,7 @@ impl Cursor {
         Self {
             lease,
             after: 0,
+            seen: 0,
             next: None,
             passed: Vec::new(),
             left: BTreeSet::new(),
@@ -61,6 +64,11 @@ impl Cursor {
 
     pub(crate) fn after(&self) -> i64 {
         self.after
+    }
+
+    /// How far reads have come, which is further than where they begin.
+    pub(crate) fn seen(&self) -> i64 {
+        self.seen
     }
 
     /// The rows behind it that need not be read again.
@@ -75,6 +83,7 @@ impl Cursor {
     /// Reads again from there on, and forgets what was seen since.
     pub(crate) fn look_back(&mut self, to: i64) {
         self.after = self.after.min(to);
+        self.seen = self.after;
         self.next = None;
         self.left.clear();
         self.has_more = true;
@@ -102,6 +111,7 @@ impl Cursor {
     ) {
         self.left.extend(left);
         self.has_more = cut;
+        self.seen = seen.unwrap_or(self.seen).max(self.seen);
         if let Some(next) = &mut self.next {
             if next.open.is_empty() {
                 // They had ended before this read, which began before all of them, and has seen up to here.

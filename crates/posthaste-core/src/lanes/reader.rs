@@ -29,6 +29,9 @@ const SWEEP: Duration = Duration::from_secs(5);
 const SWEPT_AT_ONCE: usize = 200;
 const SWEEP_SHARE: u32 = 20;
 
+/// How much more than its share of a read a lane may bring, when lanes are read up to the same number.
+const FROM_ONE_LANE: usize = 4;
+
 /// How many keys are reopened at once.
 const REOPENED_AT_ONCE: usize = 1000;
 
@@ -54,6 +57,8 @@ struct Reading {
     cursors: BTreeMap<Lane, Cursor>,
     /// How many bytes a row of the last read had.
     row_bytes: usize,
+    /// How many numbers there were to a row of the last read, where lanes had more than it brought.
+    numbers_per_row: Option<i64>,
     sweep_at: Instant,
     /// Keys that an operator has let go on, and that the store may not have forgotten yet.
     reopening: Vec<(LaneLease, Key)>,
@@ -69,8 +74,13 @@ enum Then {
 
 impl Reader {
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let mut reading =
-            Reading { cursors: BTreeMap::new(), row_bytes: 0, sweep_at: Instant::now() + SWEEP, reopening: Vec::new() };
+        let mut reading = Reading {
+            cursors: BTreeMap::new(),
+            row_bytes: 0,
+            numbers_per_row: None,
+            sweep_at: Instant::now() + SWEEP,
+            reopening: Vec::new(),
+        };
         let mut failures = 0;
         while !stop.is_cancelled() {
             self.wake.reset();
@@ -155,36 +165,59 @@ impl Reader {
     }
 
     /// Reads what is new in all lanes.
+    ///
+    /// Those that are known to have more are read up to the same number, so that they go on side by side: what is delivered at
+    /// about the same time then lies together in the table, and is written back by a walk over a part of it.
     async fn read_forward(&self, reading: &mut Reading, room: usize) -> Result<(), Error> {
-        // Lanes that are known to have more share half of the room, and all of them the other half.
+        let horizon = reading.horizon(room);
+        // Lanes that are known to have more share half of the room, and all of them the other half. Up to the horizon there are
+        // about as many rows as there is room, in whichever lanes.
         let all = reading.cursors.len();
         let full = reading.cursors.values().filter(|cursor| cursor.has_more).count();
         let share = (room / 2 / all).max(1);
         let part = |cursor: &Cursor| ReadLane {
             lease: cursor.lease,
             after: cursor.after(),
-            until: None,
-            limit: if cursor.has_more { share + room / 2 / full } else { share },
+            until: horizon.filter(|_| cursor.has_more),
+            limit: match (cursor.has_more, horizon) {
+                (false, _) => share,
+                (true, None) => share + room / 2 / full,
+                (true, Some(_)) => (FROM_ONE_LANE * room / full).clamp(share, room),
+            },
             key: None,
         };
         let parts: Vec<_> = reading.cursors.values().map(part).collect();
-        let (mut found, not_wanted) = self.read(reading, parts.clone()).await?;
+        let before: Vec<_> = reading.behind().map(|cursor| (cursor.lease.lane, cursor.seen())).collect();
+        let (mut found, not_wanted) = self.read(reading, parts.clone(), Direction::Forward).await?;
         let now = Instant::now();
-        let (mut count, mut oldest, mut events, mut bytes) = (0, Duration::ZERO, 0, 0);
+        let (mut count, mut oldest, mut events, mut bytes, mut highest) = (0, Duration::ZERO, 0, 0, None);
+        let (mut brought, mut limited) = (Vec::new(), Vec::new());
         for part in parts {
             let Some(rows) = found.by_lane.remove(&part.lease.lane) else { continue };
-            let cut = rows.len() >= part.limit;
             for row in rows.iter().filter_map(|row| row.row.as_ref().ok()) {
                 oldest = oldest.max(row.lag);
                 events += 1;
                 bytes += row.event.payload().len();
             }
-            let Taken { seen, refused, left, count: taken } = self.keys.take_in(part.lease, rows, &not_wanted);
+            highest = highest.max(rows.last().map(|row| row.seq));
+            limited.push((rows.len() >= part.limit, part.until));
+            brought.push((part.lease, rows));
+        }
+        let found_rows = brought.iter().map(|(_, rows)| rows.len()).sum();
+        let lanes: Vec<_> = brought.iter().map(|(lease, _)| lease.lane).collect();
+        let all_taken = self.keys.take_in(brought, &not_wanted);
+        for ((lane, (limited, until)), taken) in lanes.into_iter().zip(limited).zip(all_taken) {
+            let Taken { mut seen, refused, left, count: taken } = taken;
             count += taken;
-            if let Some(cursor) = reading.cursors.get_mut(&part.lease.lane) {
-                cursor.advance(seen, cut || refused, left, &found.open, now);
+            if let Some(horizon) = until.filter(|_| !limited && !refused) {
+                // There is nothing else up to the horizon; but only numbers below one that was seen have been given out.
+                seen = seen.max(highest.map(|highest| horizon.min(highest)));
+            }
+            if let Some(cursor) = reading.cursors.get_mut(&lane) {
+                cursor.advance(seen, limited || refused || until.is_some(), left, &found.open, now);
             }
         }
+        reading.note_progress(&before, found_rows);
         reading.row_bytes = bytes.checked_div(events).unwrap_or(reading.row_bytes);
         self.metrics.oldest_lag(oldest);
         self.tell(count);
@@ -199,7 +232,7 @@ impl Reader {
         };
         let (after, limit, key) = (catch_up.after, catch_up.limit, catch_up.id.key().cloned());
         let part = ReadLane { lease: catch_up.lease, after, until, limit, key };
-        let (mut found, not_wanted) = self.read(reading, vec![part]).await?;
+        let (mut found, not_wanted) = self.read(reading, vec![part], Direction::Back).await?;
         match found.by_lane.remove(&catch_up.lease.lane) {
             Some(rows) => self.tell(self.keys.caught_up(catch_up, rows, &not_wanted)),
             // Not accepted: once more, after what was passed.
@@ -226,11 +259,12 @@ impl Reader {
         };
         let parts: Vec<_> = reading.cursors.values().filter_map(part).collect();
         if !parts.is_empty() {
-            let (mut found, not_wanted) = self.read(reading, parts.clone()).await?;
+            let (mut found, not_wanted) = self.read(reading, parts.clone(), Direction::Back).await?;
             for part in parts {
                 let Some(rows) = found.by_lane.remove(&part.lease.lane) else { continue };
                 let (last, cut) = (rows.last().map(|row| row.seq), rows.len() >= part.limit);
-                let Taken { seen, refused, count, .. } = self.keys.take_in(part.lease, rows, &not_wanted);
+                let taken = self.keys.take_in(vec![(part.lease, rows)], &not_wanted).pop().unwrap_or_default();
+                let Taken { seen, refused, count, .. } = taken;
                 if count > 0 {
                     debug!(lane = part.lease.lane.0, rows = count, "a sweep has found rows");
                     self.tell(count);
@@ -268,10 +302,15 @@ impl Reader {
     }
 
     /// One read. Gives the rows of each lane of which it can be used, none if there are none; and the numbers that are known.
-    async fn read(&self, reading: &mut Reading, parts: Vec<ReadLane>) -> Result<(Found, Vec<i64>), Error> {
+    async fn read(
+        &self,
+        reading: &mut Reading,
+        parts: Vec<ReadLane>,
+        direction: Direction,
+    ) -> Result<(Found, Vec<i64>), Error> {
         let mut not_wanted = self.keys.begin_read(parts.iter().map(|part| (part.lease.lane, part.after)));
         let cursors = || parts.iter().filter_map(|part| reading.cursors.get(&part.lease.lane));
-        if parts.iter().all(|part| part.key.is_none() && part.until.is_none()) {
+        if direction == Direction::Forward {
             not_wanted.extend(cursors().flat_map(Cursor::left));
             not_wanted.sort_unstable();
             not_wanted.dedup();
@@ -311,6 +350,41 @@ impl Reader {
             self.metrics.cold_enqueued(count as u64);
         }
     }
+}
+
+impl Reading {
+    /// The lanes that are known to have more.
+    fn behind(&self) -> impl Iterator<Item = &Cursor> {
+        self.cursors.values().filter(|cursor| cursor.has_more)
+    }
+
+    /// Up to which number those lanes are read that are known to have more, if several are, and it is known how far that may be: so
+    /// far that there is room for what they have, if each of them has the same share of the numbers.
+    fn horizon(&self, room: usize) -> Option<i64> {
+        let seen: Vec<_> = self.behind().map(|cursor| i128::from(cursor.seen())).collect();
+        let count = i128::try_from(seen.len()).ok().filter(|count| *count > 1)?;
+        let length = i128::from(self.numbers_per_row?) * i128::try_from(room).ok()?;
+        i64::try_from(seen.iter().sum::<i128>() / count + length).ok()
+    }
+
+    /// Notes how far the lanes have come that were known to have more, with so many rows. If there were none, the next read goes as
+    /// far as it takes.
+    fn note_progress(&mut self, before: &[(Lane, i64)], rows: usize) {
+        let progress =
+            before.iter().filter_map(|(lane, seen)| Some(self.cursors.get(lane)?.seen().saturating_sub(*seen)));
+        let numbers: i128 = progress.map(i128::from).sum();
+        let each = i128::try_from(before.len() * rows).ok().and_then(|rows| numbers.checked_div(rows));
+        self.numbers_per_row = each.and_then(|each| i64::try_from(each.max(1)).ok());
+    }
+}
+
+/// What a read is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    /// For what is new.
+    Forward,
+    /// For what was left, or has changed, behind the cursor.
+    Back,
 }
 
 /// What a read has found that can be used.

@@ -154,7 +154,7 @@ fn done_by_seq(round: &Round<'_>) -> Option<Vec<i64>> {
 }
 
 /// Whether a walk from the first to the last of these numbers meets few others.
-fn are_close(seqs: &[i64]) -> bool {
+pub(super) fn are_close(seqs: &[i64]) -> bool {
     let (Some(first), Some(last)) = (seqs.first(), seqs.last()) else { return false };
     last.abs_diff(*first) <= 2 * seqs.len() as u64
 }
@@ -187,7 +187,7 @@ fn runs_and_gaps<'a>(round: &Round<'a>, seqs: &[i64]) -> (Vec<i64>, Vec<Option<&
 }
 
 /// The places of those numbers that were settled.
-fn places(seqs: &[i64], applied: &[i64]) -> Vec<usize> {
+pub(super) fn places(seqs: &[i64], applied: &[i64]) -> Vec<usize> {
     applied.iter().filter_map(|seq| seqs.binary_search(seq).ok()).collect()
 }
 

@@ -5,7 +5,7 @@ use posthaste_core::store::{Action, Error, LaneSettlement, Settled, Status};
 use sqlx::SqlStr;
 
 use super::super::PgStore;
-use super::super::settle::{BindSince, change, inserted, place_in_array};
+use super::super::settle::{BindSince, are_close, change, inserted, place_in_array, places};
 use super::columns;
 use crate::lanes::{Round, leases_of, rounds};
 
@@ -60,17 +60,28 @@ impl PgStore {
         let sql = &self.sql.lanes;
         let done = round.iter().all(|(_, settlement)| settlement.action == Action::Done);
         let closes = round.iter().any(|(_, settlement)| settlement.closes);
+        if done && quick {
+            let is_range = are_close(&seqs);
+            let template = match is_range {
+                true => self.either(&sql.settle_done_in_a_range, &sql.delete_done_in_a_range),
+                false => self.either(&sql.settle_done_in_one_table, &sql.delete_done_in_one_table),
+            };
+            let query = sqlx::query_scalar(template.clone());
+            let mut query = query.bind(&seqs).bind(lanes).bind(epochs).bind(owner).bind(true);
+            if is_range {
+                query = query.bind(seqs.first()).bind(seqs.last());
+            }
+            let some: Option<Vec<i64>> = query.fetch_one(&mut *self.acquire().await?).await?;
+            return Ok(some.map_or_else(|| (0..seqs.len()).collect(), |some| places(&seqs, &some)));
+        }
         let (template, parameters) = match (done, closes) {
-            (true, _) if quick => (self.either(&sql.settle_done_in_one_table, &sql.delete_done_in_one_table), 5),
             (true, _) => (self.either(&sql.settle_done, &sql.delete_done), 6),
             (false, false) => (self.either(&sql.settle_other, &sql.settle_and_delete_done), 10),
             (false, true) => (self.either(&sql.settle_and_close, &sql.settle_delete_done_and_close), 11),
         };
         let query = sqlx::query_scalar(inserted(template, parameters + 1, since));
         let mut query = query.bind(&seqs).bind(lanes).bind(epochs).bind(owner).bind(true);
-        if parameters > 5 {
-            query = query.bind(round.iter().map(|(_, settlement)| settlement.id.as_str()).collect::<Vec<_>>());
-        }
+        query = query.bind(round.iter().map(|(_, settlement)| settlement.id.as_str()).collect::<Vec<_>>());
         if !done {
             let changes: Vec<_> = round.iter().map(|(_, settlement)| change(&settlement.action)).collect();
             query = query
@@ -83,11 +94,7 @@ impl PgStore {
             query = query.bind(round.iter().map(|(_, settlement)| settlement.closes).collect::<Vec<_>>());
         }
         let applied: Vec<i64> = query.bind_since(since).fetch_all(&mut *self.acquire().await?).await?;
-        if done {
-            Ok(applied.iter().filter_map(|seq| seqs.binary_search(seq).ok()).collect())
-        } else {
-            Ok(applied.into_iter().map(place_in_array).collect())
-        }
+        if done { Ok(places(&seqs, &applied)) } else { Ok(applied.into_iter().map(place_in_array).collect()) }
     }
 
     /// The one statement, or the other one where what is done is deleted.

@@ -88,7 +88,18 @@ macro_rules! in_held {
 /// Pending rows with these numbers, of a table in which no two have the same.
 macro_rules! by_seq {
     () => {
-        concat!("WHERE t.seq = ANY ($1) ", in_held!(), "RETURNING t.seq")
+        concat!("WHERE t.seq = ANY ($1) ", in_held!())
+    };
+}
+
+/// The same where the numbers are close to each other: a walk from the first to the last of them takes fewer steps than a search for
+/// each.
+macro_rules! in_a_range {
+    () => {
+        concat!(
+            "WHERE t.seq >= $6 AND t.seq <= $7 AND ($1::bigint[])[width_bucket(t.seq, $1::bigint[])] = t.seq ",
+            in_held!()
+        )
     };
 }
 
@@ -255,8 +266,9 @@ pub(in super::super) const GIVE_BACK: &str = concat!(
 /// none of closed keys. Those in hand are found by a search in their numbers, which rise. A subquery for each row, and only where
 /// a lane has closed keys, keeps the planner from a join that would sort all that is pending.
 ///
-/// Then which lanes are not held. Then the open writers: whoever has inserted rows has this lock from before he took their numbers
-/// until he ends. They are looked up while the statement runs, so after its snapshot.
+/// Then which lanes are not held. Then the open writers: whoever has taken a number has this lock on the sequence from before that
+/// until he ends, which who settles has not. Where the numbers come from elsewhere, it is the lock on the table. They are looked up
+/// while the statement runs, so after its snapshot.
 pub(in super::super) const READ: &str = concat!(
     "WITH part AS MATERIALIZED (SELECT p.*, l.lane IS NOT NULL AS held, EXISTS (SELECT FROM ",
     keys!(),
@@ -283,17 +295,37 @@ pub(in super::super) const READ: &str = concat!(
     no_event!(),
     ", lane, epoch, NULL FROM part WHERE NOT held UNION ALL SELECT ",
     no_event!(),
-    ", NULL, NULL, virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = '{table}'::regclass \
+    ", NULL, NULL, virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = \
+     (SELECT coalesce(pg_get_serial_sequence('{table}', 'seq'), '{table}')::regclass) \
      AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
      AND mode = 'RowExclusiveLock' AND granted AND pid IS DISTINCT FROM pg_backend_pid()"
 );
 
+/// A settlement that answers nothing if all of the numbers were settled, and otherwise which. That is nearly always the former, and
+/// spares both sides a row for each.
+macro_rules! all_or_these {
+    ($settlement:expr) => {
+        concat!(
+            fence!(),
+            ", settled AS (",
+            $settlement,
+            "RETURNING t.seq) SELECT CASE WHEN count(*) < cardinality($1) THEN coalesce(array_agg(seq), '{}') END FROM settled"
+        )
+    };
+}
+
 /// Makes rows DONE. With ONLY no other table is touched, whatever has become of this one since somebody asked.
 pub(in super::super) const SETTLE_DONE_IN_ONE_TABLE: &str =
-    concat!(fence!(), "UPDATE ONLY {table} AS t ", done!(), by_seq!());
+    all_or_these!(concat!("UPDATE ONLY {table} AS t ", done!(), by_seq!()));
 
 pub(in super::super) const DELETE_DONE_IN_ONE_TABLE: &str =
-    concat!(fence!(), "DELETE FROM ONLY {table} AS t ", by_seq!());
+    all_or_these!(concat!("DELETE FROM ONLY {table} AS t ", by_seq!()));
+
+pub(in super::super) const SETTLE_DONE_IN_A_RANGE: &str =
+    all_or_these!(concat!("UPDATE ONLY {table} AS t ", done!(), in_a_range!()));
+
+pub(in super::super) const DELETE_DONE_IN_A_RANGE: &str =
+    all_or_these!(concat!("DELETE FROM ONLY {table} AS t ", in_a_range!()));
 
 /// The same wherever the rows are.
 pub(in super::super) const SETTLE_DONE: &str = concat!(fence!(), "UPDATE {table} AS t ", done!(), by_seq_and_id!());

@@ -1,0 +1,111 @@
+//! Dord: rows that wait, delivered in the order of each aggregate.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use posthaste_core::listener::Failure;
+use posthaste_core::store::{AdminStore, NewRow, WriteStore};
+use posthaste_core::{Delivery, Event, OnDead, Ordered, Outbox};
+
+use super::drain::{Relays, drain_filled};
+use crate::bench::Bench;
+use crate::measure::About;
+use crate::rounds::of;
+use crate::subject::{Filling, Subject, fill, payload};
+
+/// Aggregates that the events belong to.
+const KEYS: usize = 1000;
+
+/// Events of a single aggregate, and how many of them per second we want to see.
+const OF_ONE_KEY: usize = 10_000;
+const ONE_KEY_GOAL: f64 = 5_000.0;
+
+/// How much of the speed must be left beside done rows, or beside aggregates that stand still.
+const BESIDE_GOAL: f64 = 0.9;
+
+/// In order and without, with done rows and parked aggregates beside, and of one aggregate alone.
+pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::Result<()> {
+    let (events, done, parked) = (bench.sizes.events, bench.sizes.done_beside, bench.sizes.parked_beside);
+    let filling = Filling { events, keys: KEYS, ..Filling::default() };
+    let contestants = ["unordered", "ordered", "done rows beside", "parked beside", "one aggregate"];
+    let title = format!("Dord {}", subject.name());
+    let figures = bench
+        .rounds
+        .run(&title, "events/s", &contestants.map(str::to_owned), async |contestant| match contestant {
+            "unordered" => super::drain::ours(subject, filling, Relays::default()).await,
+            "ordered" => in_order(subject, filling).await,
+            "done rows beside" => in_order(subject, Filling { done, ..filling }).await,
+            "parked beside" => in_order(subject, Filling { parked, ..filling }).await,
+            _ => in_order(subject, Filling { events: OF_ONE_KEY, keys: 1, ..filling }).await,
+        })
+        .await?;
+    let ordered = of(&figures, "ordered");
+    let about = About {
+        workload: "Dord",
+        database: subject.name(),
+        what: "drain of rows that wait, in order over 1,000 aggregates",
+        against: "the same without order",
+        unit: "events/s",
+    };
+    bench.add(about.compare(&ordered, &of(&figures, "unordered"), bench.goals(subject.name()).ordered));
+    let words = format!("drain in order with {done} done rows beside");
+    let about = About { workload: "Dord+1M", what: &words, against: "the same without them", ..about };
+    bench.add(about.compare(&of(&figures, "done rows beside"), &ordered, Some(BESIDE_GOAL)));
+    let words = format!("drain in order with {parked} parked aggregates beside");
+    let about = About { workload: "Dord+parked", what: &words, ..about };
+    bench.add(about.compare(&of(&figures, "parked beside"), &ordered, Some(BESIDE_GOAL)));
+    let about = About {
+        workload: "Dord, one key",
+        what: "drain of one aggregate, an event after the other",
+        against: "a bound",
+        ..about
+    };
+    bench.add(about.at_least(&of(&figures, "one aggregate"), ONE_KEY_GOAL));
+    Ok(())
+}
+
+/// Events per second of the outbox in order.
+async fn in_order<S: Subject>(subject: &S, filling: Filling) -> anyhow::Result<f64> {
+    let store = subject.fresh().await?;
+    S::prepare_lanes(&store).await?;
+    park::<S>(&store, filling.parked).await?;
+    fill::<S>(&store, filling).await?;
+    let rate = drain_filled(subject, &store, filling, Relays { ordered: true, ..Relays::default() }).await?;
+    S::close(store).await;
+    Ok(rate)
+}
+
+/// Makes so many aggregates stand still: the first event of each is DEAD, a second one waits behind it.
+async fn park<S: Subject>(store: &S::Store, aggregates: usize) -> anyhow::Result<()> {
+    if aggregates == 0 {
+        return Ok(());
+    }
+    let payload = payload(200);
+    let numbers: Vec<usize> = (0..2 * aggregates).collect();
+    for chunk in numbers.chunks(10_000) {
+        let event = |number: &usize| {
+            Event::builder("Tick").aggregate("Stuck", number % aggregates).json_text(payload.as_str()).build()
+        };
+        let rows: Vec<_> = chunk.iter().map(event).collect::<Result<_, _>>()?;
+        let rows: Vec<_> = rows.into_iter().map(NewRow::new).collect();
+        let mut tx = store.begin().await?;
+        store.insert(&mut tx, &rows).await?;
+        store.commit(tx).await?;
+    }
+    let outbox = Outbox::builder(store.clone())
+        .ordered(Ordered::all())
+        .on_dead(OnDead::Park)
+        .listen_all(|_: Delivery| async { Err::<(), _>(Failure::permanent("stuck")) })
+        .start()
+        .await?;
+    let all = async {
+        while AdminStore::counts(store).await?.dead < aggregates as u64 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(Duration::from_secs(120), all).await.context("not every aggregate was parked")??;
+    let closed = outbox.shutdown().await;
+    ensure!(closed.is_clean(), "the shutdown left something over: {closed:?}");
+    Ok(())
+}
