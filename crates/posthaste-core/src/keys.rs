@@ -128,6 +128,8 @@ impl Keys {
         let (answer, wakes) = {
             let mut state = self.state();
             let answer = change(&mut state);
+            // Whatever was let go makes room.
+            state.tell_of_room(self.capacity);
             (answer, std::mem::take(&mut state.wakes))
         };
         if wakes.work {
@@ -276,10 +278,7 @@ impl Keys {
     /// Has the reader woken when there is that much room, or as much as there ever can be.
     pub(crate) fn want_room(&self, wanted: usize) {
         let wanted = wanted.min(self.capacity);
-        self.change(|state| {
-            state.room_wanted = Some(wanted);
-            state.tell_of_room(self.capacity);
-        });
+        self.change(|state| state.room_wanted = Some(wanted));
     }
 
     /// Takes in hand what a read has found in a lane, in the order of the numbers, but for what it was not to bring.

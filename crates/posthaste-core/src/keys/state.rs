@@ -281,7 +281,6 @@ impl State {
             let held = Arc::clone(&lane.held);
             self.queued -= items.len();
             self.ask_if_few(&id, capacity);
-            self.tell_of_room(capacity);
             self.wakes.work |= !self.ready.is_empty();
             return Some((id, held, items));
         }
@@ -312,7 +311,6 @@ impl State {
                     self.queued -= entry.list.len();
                     self.let_go(lease.lane, &entry.list);
                     self.behind.retain(|other| *other != id);
-                    self.tell_of_room(capacity);
                 }
             }
             Then::Reread(id, at) => {

@@ -186,6 +186,29 @@ async fn keys_are_caught_up_with_together_only_where_that_may_be() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_waits_for_room_hears_of_it_whatever_has_made_it() {
+    let (reader, other) = (Wake::new(), LaneLease { lane: Lane(1), epoch: 1 });
+    let keys = Keys::new(1, Ordered::All, reader.clone(), Wake::new());
+    let in_a_moment = || reader.sleep_until(Instant::now() + Duration::from_millis(1));
+    for (seq, make) in [Keys::give_up, Keys::lost].into_iter().enumerate() {
+        keys.leased(LEASE, far());
+        keys.leased(other, far());
+        keys.take_in(LEASE, vec![row(1, seq as i64)], &[]);
+        reader.reset();
+        keys.want_room(1);
+        let began_at = Instant::now();
+        in_a_moment().await;
+        assert_eq!(began_at.elapsed().as_millis(), 1, "there is none yet");
+        reader.reset();
+        make(&keys, LEASE);
+        let began_at = Instant::now();
+        in_a_moment().await;
+        assert!(began_at.elapsed().is_zero(), "it was not woken");
+        keys.lost(LEASE);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_key_fills_the_room() {
     let keys = keys(30);
     let hot = (1..=100).map(|seq| row(1, seq));
