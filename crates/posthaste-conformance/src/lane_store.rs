@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use posthaste_core::store::{
     Action, AdminStore, Claim, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, Lease, NewRow,
-    ReadLane, ReadLanes, Redrive, RelayStore, Settled, Status, WriteStore,
+    ReadLane, ReadLanes, Redrive, RelayOfLanes, RelayStore, Settled, Status, WriteStore,
 };
 use posthaste_core::{Event, EventId};
 
@@ -169,6 +169,43 @@ pub async fn case_81_relays<F: Fixture>(fixture: F) {
     assert_eq!(renew("a").await, ["a"]);
     fixture.advance(LEASE * 2).await;
     assert_eq!(renew("c").await, ["c"]);
+}
+
+/// Relays with other settings are told of each other, of two at once one, and who is told is not there for the others.
+pub async fn case_95_settings<F: Fixture>(fixture: F) {
+    let outbox = Lanes::of(&fixture).await;
+    let agree = async |owner, settings| outbox.lanes.agree(owner, settings, LEASE).await.unwrap();
+    let relays = async || outbox.lanes.relays().await.unwrap();
+    let relay = |owner: &str, settings: &str| RelayOfLanes { owner: owner.to_owned(), settings: settings.to_owned() };
+    assert_eq!(agree("a", "all").await, []);
+    assert_eq!(agree("b", "all").await, []);
+    assert_eq!(relays().await, [relay("a", "all"), relay("b", "all")]);
+    assert_eq!(agree("c", "none").await, [relay("a", "all"), relay("b", "all")]);
+    assert_eq!(relays().await, [relay("a", "all"), relay("b", "all")]);
+    // A renewal leaves settings as they are, also of one that has none.
+    outbox.renew("a", &[]).await;
+    outbox.renew("c", &[]).await;
+    assert_eq!(relays().await, [relay("a", "all"), relay("b", "all"), relay("c", "")]);
+    assert_eq!(agree("a", "all").await, []);
+    // One goes, another one dies, and comes back when its place is taken.
+    outbox.lanes.renew_lanes("a", &[], Duration::ZERO).await.unwrap();
+    assert_eq!(agree("c", "none").await, [relay("b", "all")]);
+    fixture.advance(LEASE * 2).await;
+    assert_eq!(agree("c", "none").await, []);
+    assert_eq!(agree("b", "all").await, [relay("c", "none")]);
+    outbox.renew("b", &[]).await;
+    assert_eq!(agree("c", "none").await, []);
+    assert_eq!(relays().await, [relay("b", ""), relay("c", "none")]);
+    for owner in ["b", "c"] {
+        outbox.lanes.renew_lanes(owner, &[], Duration::ZERO).await.unwrap();
+    }
+    for _ in 0..10 {
+        let (one, other) = tokio::join!(agree("d", "one"), agree("e", "other"));
+        assert_eq!(one.len() + other.len(), 1, "{one:?} {other:?}");
+        for owner in ["d", "e"] {
+            outbox.lanes.renew_lanes(owner, &[], Duration::ZERO).await.unwrap();
+        }
+    }
 }
 
 /// A key is in one lane, and its rows come by number, whether they are due or not: after a number and up to another, as many as

@@ -207,6 +207,7 @@ macro_rules! store_tests {
                 case_83_twice_in_a_batch,
                 case_84_closed_keys,
                 case_84_redriven_head,
+                case_95_settings,
             }
             admin {
                 case_34_counts,
@@ -399,6 +400,8 @@ macro_rules! lane_tests {
                 case_92_without_order,
                 case_93_open_writers,
                 case_94_hot_by_reading,
+                case_95_refused,
+                case_95_noticed,
             }
         }
         $crate::tests! { #[tokio::test(flavor = "multi_thread", worker_threads = 4)] $fixture, with_lanes as $crate::Lanes;

@@ -1,11 +1,13 @@
 //! Part G: order within an aggregate, by lanes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_core::listener::{Delivery, OfOneKey, batch};
-use posthaste_core::store::{AdminStore, Key, Redrive, Store, WriteStore};
+use posthaste_core::outbox::StartError;
+use posthaste_core::store::{AdminStore, Key, Redrive, RelayStore, Store, WriteStore};
 use posthaste_core::{
     Event, Failure, Listener, OnDead, Options, Ordered, Outbox, OutboxBuilder, Outcome, Status, Verdict,
 };
@@ -574,4 +576,70 @@ pub async fn case_94_hot_by_reading<F: Lanes>(fixture: F) {
     meter.until("all are settled", |tally| tally.delivered == 51).await;
     assert_eq!(counts(&fixture.store()).await.done, 51);
     outbox.shutdown().await;
+}
+
+/// What the others deliver in order, if a start was refused for it.
+fn refused_for<S: WriteStore>(started: Result<Outbox<S>, StartError>) -> Vec<String> {
+    match started.map(drop) {
+        Err(StartError::OtherSettings { others, .. }) => others.into_iter().map(|other| other.settings).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Relays of one table deliver the same in order, or do not start; nor does one that knows of no order.
+pub async fn case_95_refused<F: Lanes>(fixture: F) {
+    let builder = async || Outbox::builder(fixture.node().await).options(options()).listen_all(|_: Delivery| async {});
+    let orders = || Ordered::types(["Order"]);
+    let (first, _) = ordered(fixture.node().await, options(), |builder| {
+        builder.ordered(orders()).listen_all(|_: Delivery| async {})
+    })
+    .await;
+    for other in [Ordered::all(), Ordered::None, Ordered::types(["Order", "Invoice"])] {
+        assert_eq!(refused_for(builder().await.ordered(other).start().await), [r#"{"Order"}"#]);
+    }
+    assert_eq!(refused_for(builder().await.start().await), [r#"{"Order"}"#]);
+    let second = builder().await.ordered(orders()).start().await.unwrap();
+    first.shutdown().await;
+    assert_eq!(refused_for(builder().await.start().await), [r#"{"Order"}"#]);
+    second.shutdown().await;
+    // Nobody is there any more.
+    builder().await.start().await.unwrap().shutdown().await;
+    let other = builder().await.ordered(Ordered::all()).start().await.unwrap();
+    assert_eq!(refused_for(builder().await.ordered(orders()).start().await), ["all"]);
+    other.shutdown().await;
+}
+
+/// A relay that was away while one with other settings began delivers nothing when it is back, until that one is gone.
+pub async fn case_95_noticed<F: Lanes>(fixture: F) {
+    let (counts_of, store) = (Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]), fixture.store());
+    let listener = |relay: usize| {
+        let counts_of = Arc::clone(&counts_of);
+        move |_: Delivery| {
+            counts_of[relay].fetch_add(1, Ordering::Relaxed);
+            async {}
+        }
+    };
+    let delivered = |relay: usize| counts_of[relay].load(Ordering::Relaxed);
+    let (first, _) = ordered(fixture.node().await, options(), |builder| builder.listen_all(listener(0))).await;
+    let second = loop {
+        // As if the first could not renew anything for so long.
+        fixture.advance(LANE_LEASE * 2).await;
+        let builder = Outbox::builder(fixture.node().await).options(options()).ordered(Ordered::types(["Order"]));
+        match builder.listen_all(listener(1)).start().await {
+            Ok(second) => break second,
+            Err(StartError::OtherSettings { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let lanes = store.lanes().unwrap();
+    let aside = async || lanes.relays().await.unwrap().iter().all(|relay| relay.settings != "all");
+    eventually("the first has heard of it", aside).await;
+    insert(&store, &(0..20).map(|order| numbered(order, 0)).collect::<Vec<_>>()).await;
+    until_done(&store, 20).await;
+    assert_eq!((delivered(0), delivered(1)), (0, 20));
+    second.shutdown().await;
+    insert(&store, &(0..20).map(|order| numbered(order, 1)).collect::<Vec<_>>()).await;
+    until_done(&store, 40).await;
+    assert_eq!((delivered(0), delivered(1)), (20, 20));
+    first.shutdown().await;
 }

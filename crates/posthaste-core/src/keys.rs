@@ -109,8 +109,8 @@ pub(crate) enum Then {
     Later(KeyId, Item),
     /// Nothing more of it is delivered until somebody decides.
     Close(KeyId),
-    /// Nobody knows what the table says of the event, so it is read again.
-    Reread(KeyId),
+    /// Nobody knows what the table says of the event, so it is read again, not before that moment.
+    Reread(KeyId, Instant),
 }
 
 impl Keys {
@@ -128,6 +128,8 @@ impl Keys {
         let (answer, wakes) = {
             let mut state = self.state();
             let answer = change(&mut state);
+            // Whatever was let go makes room.
+            state.tell_of_room(self.capacity);
             (answer, std::mem::take(&mut state.wakes))
         };
         if wakes.work {
@@ -276,10 +278,7 @@ impl Keys {
     /// Has the reader woken when there is that much room, or as much as there ever can be.
     pub(crate) fn want_room(&self, wanted: usize) {
         let wanted = wanted.min(self.capacity);
-        self.change(|state| {
-            state.room_wanted = Some(wanted);
-            state.tell_of_room(self.capacity);
-        });
+        self.change(|state| state.room_wanted = Some(wanted));
     }
 
     /// Takes in hand what a read has found in lanes, in the order of the numbers, but for what it was not to bring. The answers are
@@ -305,8 +304,11 @@ impl Keys {
                     continue;
                 }
                 let known = not_wanted.binary_search(&seq).is_ok() || state.in_hand.contains(&(lease.lane, seq));
-                let more = state.keys.get(&id).is_some_and(|entry| entry.more.is_some());
-                if known || more || state.closed_since.contains(&id) {
+                let more = state.keys.get(&id).and_then(|entry| entry.more);
+                // What a key has up to there is in hand, or over: so this one has come since, late or redriven, and no read for
+                // the key alone would bring it.
+                let later = more.is_some_and(|more| more.after < seq);
+                if known || later || state.closed_since.contains(&id) {
                     if !known {
                         taken.left.push(seq);
                     }
@@ -398,12 +400,17 @@ impl Keys {
         })
     }
 
-    /// Gives up to catch up with keys one by one: their lanes are read again from these numbers on, and that brings all of them.
-    pub(crate) fn catch_up_together(&self) -> Vec<(LaneLease, i64)> {
+    /// Gives up to catch up with keys one by one, in lanes of which that may be: they are read again from these numbers on, and
+    /// that brings all of them.
+    pub(crate) fn catch_up_together(&self, may_be: impl Fn(LaneLease) -> bool) -> Vec<(LaneLease, i64)> {
         self.change(|state| {
             let mut from = BTreeMap::new();
             for id in std::mem::take(&mut state.behind) {
                 let Some(entry) = state.keys.get_mut(&id) else { continue };
+                if !may_be(entry.lease) {
+                    state.behind.push_back(id);
+                    continue;
+                }
                 let Some(more) = entry.more.take_if(|more| more.asked) else { continue };
                 let least = from.entry(entry.lease).or_insert(more.after);
                 *least = more.after.min(*least);

@@ -7,7 +7,7 @@ mod close;
 pub(crate) mod cursor;
 mod reader;
 mod settle;
-mod share;
+pub(crate) mod share;
 mod worker;
 
 use std::sync::Arc;
@@ -33,6 +33,8 @@ pub(crate) struct Setup {
     pub(crate) store: Arc<dyn LaneStore>,
     /// How many lanes there are.
     pub(crate) lanes: u16,
+    /// Its name, under which it has agreed with others.
+    pub(crate) owner: String,
     pub(crate) ordered: Ordered,
     pub(crate) on_dead: OnDead,
     pub(crate) registry: Registry,
@@ -62,13 +64,15 @@ impl Setup {
         let (reader_wake, owner_wake) = (Wake::new(), Wake::new());
         let store: Arc<dyn LaneStore> = Arc::new(ContainedLanes::new(self.store, options.lane_lease));
         let metrics: Arc<dyn Metrics> = Arc::new(metrics::Contained(self.metrics));
+        let settings = self.ordered.settings();
         let keys = Keys::new(options.cold_queue, self.ordered, reader_wake.clone(), owner_wake.clone());
         let keys = Arc::new(keys);
-        let name: Box<str> = options.new_owner().into();
+        let name: Box<str> = self.owner.into();
         let blocking = Arc::new(Semaphore::new(options.workers));
         let owner = Arc::new(share::Owner {
             store: Arc::clone(&store),
             owner: name.clone(),
+            settings,
             keys: Arc::clone(&keys),
             lanes: self.lanes.into(),
             lane_lease: options.lane_lease,

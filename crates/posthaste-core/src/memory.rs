@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use crate::event::{Event, EventId};
 use crate::store::{
     AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, Lane, LaneLease,
-    LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive, RelayStore, Renewed,
-    Settled, Settlement, WriteStore,
+    LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive, RelayOfLanes,
+    RelayStore, Renewed, Settled, Settlement, WriteStore,
 };
 use crate::time::Timestamp;
 
@@ -300,6 +300,22 @@ impl LaneStore for MemoryStore {
             let now = self.now();
             Ok(self.table().lanes.renew(owner, leases, now, now + length))
         })
+    }
+
+    fn agree<'a>(
+        &'a self,
+        owner: &'a str,
+        settings: &'a str,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<RelayOfLanes>, Error>> {
+        Box::pin(async move {
+            let now = self.now();
+            Ok(self.table().lanes.agree(owner, settings, now, now + length))
+        })
+    }
+
+    fn relays(&self) -> BoxFuture<'_, Result<Vec<RelayOfLanes>, Error>> {
+        Box::pin(async move { Ok(self.table().lanes.relays(self.now())) })
     }
 
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {

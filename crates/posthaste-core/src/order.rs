@@ -1,5 +1,7 @@
 //! Which events are delivered in order, and what holds when one of them cannot be delivered.
 
+use std::collections::BTreeSet;
+
 /// Which events are delivered in order: those of one aggregate, each after the one before it.
 ///
 /// Given to [`OutboxBuilder::ordered`](crate::OutboxBuilder::ordered). Events of other types, and events without an aggregate id,
@@ -36,6 +38,31 @@ impl Ordered {
     }
 }
 
+impl Ordered {
+    /// The same text for the same events, which all relays of an outbox must have.
+    pub(crate) fn settings(&self) -> String {
+        match self {
+            Self::All => "all".to_owned(),
+            Self::None => "none".to_owned(),
+            Self::Types(types) => {
+                let types: BTreeSet<_> = types.iter().collect();
+                let listed = format!("{types:?}");
+                // A column has its bounds.
+                if listed.len() <= LONGEST_LIST {
+                    return listed;
+                }
+                let hash = listed.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                    (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+                });
+                format!("{} types, {hash:016x}", types.len())
+            }
+        }
+    }
+}
+
+/// The longest list of types that is written down.
+const LONGEST_LIST: usize = 2000;
+
 /// What becomes of an aggregate in an outbox with [order](Ordered) when an event of it has used up its attempts, or will never
 /// work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -50,4 +77,22 @@ pub enum OnDead {
     Block,
     /// The event is DEAD, and those behind it go on.
     Skip,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_equal_where_the_same_is_in_order() {
+        let settings = |types: &[&str]| Ordered::types(types.iter().copied()).settings();
+        assert_eq!(settings(&["B", "A", "B"]), settings(&["A", "B"]));
+        assert_eq!(settings(&["A", "B"]), r#"{"A", "B"}"#);
+        assert_ne!(settings(&["A, B"]), settings(&["A", "B"]));
+        assert_ne!(Ordered::All.settings(), Ordered::None.settings());
+        let many = |last: usize| (0..last).map(|number| format!("Type{number}")).collect::<Vec<_>>();
+        let (some, more) = (Ordered::types(many(1000)).settings(), Ordered::types(many(1001)).settings());
+        assert_ne!(some, more);
+        assert!(some.len() < 100, "{some}");
+    }
 }

@@ -26,7 +26,7 @@ pub use admin::{AdminStore, Counts, Cursor, Filter, Maintained, Order, Page, Pur
 pub use error::{CommitError, Error};
 pub use lane::{
     ClosedKey, Key, Lane, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, MalformedInLane, ReadLane,
-    ReadLanes, Renewed, Writer,
+    ReadLanes, RelayOfLanes, Renewed, Writer,
 };
 pub use row::{RawRow, cut_error};
 

@@ -1,11 +1,14 @@
 //! Where events of a route go: a publisher, an address, an envelope.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::RetryPolicy;
-use posthaste_core::listener::{AnyListener, BatchListener, Delivery, Failure, FailureKind, Outcome, Verdict, batch};
+use posthaste_core::listener::{
+    AnyListener, BatchListener, Delivery, Failure, FailureKind, OfOneKey, Outcome, Verdict, batch,
+};
 use tokio::time::{Instant, timeout_at};
 
 use crate::breaker::{Breaker, BreakerState, Pass};
@@ -128,8 +131,12 @@ impl<P: Publisher> From<Destination<P>> for AnyListener {
         }
         let gate = breaker.clone();
         gate.tell();
-        let mut listener = batch(Sending { publisher, breaker, to, key, envelope, time_limit })
+        // A key of the destination's own may differ within an aggregate: then nothing would keep its events in order.
+        let of_one_key = if key.is_none() { P::OF_ONE_KEY } else { OfOneKey::One };
+        let keeps_order = of_one_key == OfOneKey::Prefix;
+        let mut listener = batch(Sending { publisher, breaker, to, key, envelope, time_limit, keeps_order })
             .with_max_batch(max_batch)
+            .with_of_one_key(of_one_key)
             .with_time_limit(time_limit + LATER)
             .with_gate(gate);
         if let Some(policy) = retry {
@@ -155,21 +162,30 @@ struct Sending<P> {
     key: Option<Template>,
     envelope: Envelope,
     time_limit: Duration,
+    /// Several events of an aggregate may be in one batch although they are delivered in order.
+    keeps_order: bool,
 }
 
 impl<P: Publisher> BatchListener for Sending<P> {
     async fn on_events(&self, events: &[Delivery]) -> Vec<Verdict> {
+        let in_order = self.keeps_order && events.iter().any(|event| event.seq().is_some());
         let (mut verdicts, mut messages) = (Vec::with_capacity(events.len()), Vec::with_capacity(events.len()));
+        let mut not_taken = NotTaken::default();
         for event in events {
+            let is_behind = in_order && not_taken.holds_up(event.aggregate_id());
             verdicts.push(match self.message(event) {
+                _ if is_behind => Some(later(Duration::ZERO)),
                 Ok(message) => {
                     messages.push(message);
                     None
                 }
-                Err(failure) => Some(Err(failure)),
+                Err(failure) => {
+                    not_taken.note(event.aggregate_id());
+                    Some(Err(failure))
+                }
             });
         }
-        let mut answers = self.send(messages).await.into_iter();
+        let mut answers = self.send(messages, in_order).await.into_iter();
         verdicts.into_iter().map(|verdict| verdict.or_else(|| answers.next()).expect("one for each message")).collect()
     }
 }
@@ -190,7 +206,7 @@ impl<P: Publisher> Sending<P> {
     }
 
     /// Sends the messages, as far as the breaker lets them, and gives a verdict for each.
-    async fn send(&self, mut messages: Vec<Message>) -> Vec<Verdict> {
+    async fn send(&self, mut messages: Vec<Message>, in_order: bool) -> Vec<Verdict> {
         if messages.is_empty() {
             return Vec::new();
         }
@@ -198,21 +214,38 @@ impl<P: Publisher> Sending<P> {
             return self.breaker.put_off(messages.len()).into_iter().map(later).collect();
         };
         let (behind, begun) = (messages.split_off(pass.most().min(messages.len())), Instant::now());
-        let mut verdicts = self.sent(pass, messages).await;
+        let keys: Vec<_> = match in_order && !behind.is_empty() {
+            true => messages.iter().map(|message| message.key.clone()).collect(),
+            false => Vec::new(),
+        };
+        let mut verdicts = self.sent(pass, messages, in_order).await;
         if behind.is_empty() {
             return verdicts;
+        }
+        let mut not_taken = NotTaken::default();
+        for (key, _) in keys.iter().zip(&verdicts).filter(|(_, verdict)| !matches!(verdict, Ok(Outcome::Done))) {
+            not_taken.note(key.as_deref());
         }
         // Those behind a probe follow it at once if it has arrived, and in time: they share its time limit.
         let arrived = self.breaker.state() == BreakerState::Closed && begun.elapsed() < QUICK;
         match arrived.then(|| self.breaker.enter()).flatten() {
-            Some(pass) => verdicts.extend(self.sent(pass, behind).await),
+            Some(pass) => {
+                let held_up: Vec<bool> =
+                    behind.iter().map(|message| not_taken.holds_up(message.key.as_deref())).collect();
+                let mut kept = held_up.iter();
+                let go_on = behind.into_iter().filter(|_| !kept.next().is_some_and(|held_up| *held_up)).collect();
+                let mut answers = self.sent(pass, go_on, in_order).await.into_iter();
+                let answer = |held_up| if held_up { Some(later(Duration::ZERO)) } else { answers.next() };
+                verdicts.extend(held_up.into_iter().map(answer).map(|verdict| verdict.expect("one for each message")));
+            }
             None => verdicts.extend(self.breaker.put_off(behind.len()).into_iter().map(later)),
         }
         verdicts
     }
 
-    async fn sent(&self, pass: Pass, messages: Vec<Message>) -> Vec<Verdict> {
+    async fn sent(&self, pass: Pass, messages: Vec<Message>, in_order: bool) -> Vec<Verdict> {
         let results = Results::new(messages.len(), Instant::now() + self.time_limit);
+        let results = if in_order { results.in_order() } else { results };
         let in_time = timeout_at(results.until(), self.publisher.publish_into(messages, &results)).await.is_ok();
         self.judged(pass, self.complete(results.into_noted(), in_time))
     }
@@ -264,6 +297,20 @@ impl<P: Publisher> Sending<P> {
             })
         };
         results.into_iter().map(|result| result.map_or_else(&mut verdict, |()| Ok(Outcome::Done))).collect()
+    }
+}
+
+/// Aggregates of which an event was not taken, so that none behind it may be sent.
+#[derive(Default)]
+struct NotTaken(HashSet<String>);
+
+impl NotTaken {
+    fn note(&mut self, key: Option<&str>) {
+        self.0.extend(key.map(str::to_owned));
+    }
+
+    fn holds_up(&self, key: Option<&str>) -> bool {
+        key.is_some_and(|key| self.0.contains(key))
     }
 }
 

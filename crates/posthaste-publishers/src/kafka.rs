@@ -18,8 +18,17 @@
 //! |---|---|
 //! | acknowledgement | All replicas in sync have the message (`acks=all`). How many these have to be is `min.insync.replicas` of the topic; whether it is on a disk is up to the broker. |
 //! | once or more | At least once. What the client itself repeats arrives once, since the producer is idempotent. A message whose time ran out in the client may have arrived; it is sent again, as a message of its own, with the same header `event-id`. The same goes for a process that died. |
-//! | order | Messages with the same key go to the same partition, and within a batch in their order, also when the client repeats some of them. What failed and is tried again later comes behind those that did not; so does what the broker refused together with others (see below). |
+//! | in order | In an outbox with order ([`Ordered`](posthaste_core::Ordered)), and without a [key](Destination::key) of its own, nothing of an aggregate is taken behind an event that was not: see below. |
+//! | order | Otherwise messages with the same key go to the same partition, and within a batch in their order, also when the client repeats some of them. What failed and is tried again later comes behind those that did not; so does what the broker refused together with others (see below). |
 //! | batches | All messages of a batch are on their way at once, also of several batches at once. |
+//!
+//! # In order, with many on their way
+//!
+//! Where events are delivered in order, those of one aggregate go together. Several requests are on their way, and Kafka takes those of
+//! a producer for a partition in their sequence only. What the client does with the rest when a message fails for good, it is told
+//! by `enable.gapless.guarantee`: such a producer takes nothing more, what it had is put off for a moment, and comes again through
+//! another one. So an event that is refused costs those beside it that detour. An event for another topic than the one before it of
+//! its aggregate waits until that one has arrived.
 //!
 //! # What a message looks like
 //!
@@ -53,16 +62,17 @@ mod partitions;
 mod producer;
 mod requests;
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use posthaste_core::listener::OfOneKey;
 use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{Producer as _, PurgeConfig};
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{info, warn};
 
 pub use error::Error;
 pub use options::{Compression, KafkaOptions, Mechanism, Sasl, Tls};
@@ -71,7 +81,7 @@ use crate::breaker::Breaker;
 use crate::destination::Destination;
 use crate::envelope::Binding;
 use crate::pauses::{Pauses, Round};
-use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher};
+use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher, Results, runs_of};
 use partitions::Partitions;
 use producer::{Producer, Report, deliver};
 use requests::{SIZES, Size, Sizes};
@@ -84,6 +94,9 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 /// How long what had no answer is left alone, if nothing is known of where it would have gone.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// How long a message is put off that another one has left no way for.
+const SOON: Duration = Duration::from_millis(100);
 
 /// The longest name of a topic.
 const LONGEST_NAME: usize = 249;
@@ -110,8 +123,9 @@ struct Inner {
 
 #[derive(Default)]
 struct Producers {
-    /// One for each size of requests, once it was needed.
+    /// One for each size of requests, once it was needed; and those that leave no gaps.
     by_size: [Option<Producer>; SIZES],
+    gapless: [Option<Producer>; SIZES],
     closed: bool,
     /// A topic that took something, and is there.
     known_topic: Option<String>,
@@ -180,14 +194,24 @@ impl Kafka {
 
     /// The producer, or another if it has had a fatal error, after which it takes nothing any more.
     fn producer(&self, size: Size) -> Result<Producer, KafkaError> {
+        self.producer_of(size, false)
+    }
+
+    fn producer_of(&self, size: Size, gapless: bool) -> Result<Producer, KafkaError> {
         let mut producers = self.producers();
         if producers.closed {
             return Err(KafkaError::Canceled);
         }
-        let place = &mut producers.by_size[size.index()];
+        let place = &mut producers.all(gapless)[size.index()];
         if let Some(producer) = place {
             match producer.client().fatal_error() {
                 None => return Ok(producer.clone()),
+                Some((RDKafkaErrorCode::GaplessGuarantee, reason)) => {
+                    info!(
+                        destination = self.name(),
+                        reason, "kafka's producer leaves no gap in the order; making another"
+                    );
+                }
                 Some((code, reason)) => {
                     warn!(destination = self.name(), %code, reason, "fatal error of kafka's producer; making another");
                 }
@@ -195,6 +219,11 @@ impl Kafka {
         }
         let mut config = self.0.config.clone();
         size.set(&mut config);
+        if gapless {
+            config.set("enable.gapless.guarantee", "true");
+            // What times out one by one leaves gaps all the same. So nothing does, and all of it is given up together.
+            config.set("message.timeout.ms", "0");
+        }
         let producer = Producer::new(&config)?;
         *place = Some(producer.clone());
         Ok(producer)
@@ -205,7 +234,10 @@ impl Kafka {
     /// After a timeout a producer goes on with the next epoch of its id, which it does not announce. Not every broker that
     /// speaks the protocol bears that; another producer begins with an id of its own.
     fn retire(&self, size: Size, producer: &Producer) {
-        self.producers().by_size[size.index()].take_if(|current| current.is(producer));
+        let mut producers = self.producers();
+        for gapless in [false, true] {
+            producers.all(gapless)[size.index()].take_if(|current| current.is(producer));
+        }
     }
 
     /// Why a message is not even sent now.
@@ -306,6 +338,118 @@ impl Kafka {
         again
     }
 
+    /// Sends messages so that of each key nothing is taken behind one that was not: of each run those at its beginning that go to the
+    /// same topic. Says what is left of them.
+    async fn sent_in_order(
+        &self,
+        batch: &mut Batch<'_>,
+        runs: Vec<VecDeque<usize>>,
+        ends: &mut Round<'_>,
+        full_until: Instant,
+        until: Instant,
+    ) -> Vec<VecDeque<usize>> {
+        let (mut left, mut taken, mut given) = (Vec::new(), Vec::new(), Vec::new());
+        for mut run in runs {
+            let topic = run.front().map(|place| batch.messages[*place].to.as_str());
+            let size = self.0.sizes.of(topic.unwrap_or_default());
+            let same = run.iter().take_while(|place| Some(batch.messages[**place].to.as_str()) == topic).count();
+            let behind = run.split_off(same);
+            let (mut sent, mut missing) = (VecDeque::new(), None);
+            while let Some(place) = run.pop_front() {
+                let message = &batch.messages[place];
+                let producer = match self.not_sent(message, ends) {
+                    Some(error) => Err(error),
+                    None => self.producer_of(size, true).map_err(no_producer),
+                };
+                match producer {
+                    Ok(producer) => {
+                        given.push((producer, message));
+                        sent.push_back(place);
+                    }
+                    Err(error) => {
+                        missing = Some((place, error));
+                        break;
+                    }
+                }
+            }
+            if let Some((place, error)) = missing {
+                batch.results[place] = Some(Err(error));
+                run.into_iter()
+                    .chain(behind)
+                    .for_each(|place| batch.results[place] = Some(Err(PublishError::behind())));
+                taken.push((sent, VecDeque::new(), size));
+            } else {
+                taken.push((sent, behind, size));
+            }
+        }
+        let reports = deliver(&given, full_until, until).await;
+        let mut reports = reports.into_iter().zip(given);
+        for (mut sent, mut behind, size) in taken {
+            let count = sent.len();
+            let mut goes_on = true;
+            for (report, (producer, message)) in reports.by_ref().take(count) {
+                // What is said of those behind one that was not taken is of no account.
+                let Some(place) = sent.pop_front().filter(|_| goes_on) else { continue };
+                if let Some(Ok(())) = report {
+                    batch.results[place] = Some(Ok(()));
+                    continue;
+                }
+                goes_on = false;
+                let error = self.missed(batch, place, &producer, message, size, report);
+                batch.results[place] = Some(Err(error));
+                for place in sent.iter().chain(&behind) {
+                    batch.results[*place] = Some(Err(PublishError::behind()));
+                }
+                behind.clear();
+            }
+            if goes_on && !behind.is_empty() {
+                left.push(behind);
+            }
+        }
+        left
+    }
+
+    /// Why a message that had to be in order was not taken.
+    fn missed(
+        &self,
+        batch: &mut Batch<'_>,
+        place: usize,
+        producer: &Producer,
+        message: &Message,
+        size: Size,
+        report: Option<Report>,
+    ) -> PublishError {
+        if let Some(Err(refusal)) = report
+            && error::may_be_the_fault_of_others(refusal)
+            && let Some(smaller) = size.smaller(&self.0.config, message.body.len())
+        {
+            // It comes again in a smaller request, by itself in the end.
+            self.0.sizes.at_most(&message.to, smaller);
+            let reason = format!("kafka refused it together with others ({}), and gets it with fewer", refusal.code);
+            return PublishError::deferred(reason, SOON);
+        }
+        // It did not fail itself: another message did, and this one would have come behind a gap.
+        let gap = producer.client().fatal_error().is_some_and(|(code, _)| code == RDKafkaErrorCode::GaplessGuarantee);
+        if (gap || producer.is_given_up())
+            && report.is_some_and(|report| report.is_err_and(|refusal| error::is_about_the_producer(refusal.code)))
+        {
+            let reason = "another message was not taken, behind which this one would have left a gap";
+            return PublishError::deferred(reason, SOON).unasked();
+        }
+        let (doubtful, worn_out) = match report {
+            Some(Ok(())) => (false, false),
+            Some(Err(refusal)) => (error::may_be_the_topic(refusal.code), error::ends_a_producer(refusal.code)),
+            None => (true, true),
+        };
+        if doubtful {
+            batch.doubtful.push(place);
+        }
+        if worn_out && !batch.worn_out.iter().any(|(_, known)| known.is(producer)) {
+            batch.worn_out.push((size, producer.clone()));
+        }
+        self.result(producer, report).err().unwrap_or_else(PublishError::behind)
+    }
+
     /// Puts off what had no answer from its topic, if Kafka is there.
     async fn put_off(&self, batch: &mut Batch<'_>, ends: &mut Round<'_>) {
         let messages = batch.messages;
@@ -383,6 +527,56 @@ impl Kafka {
     }
 }
 
+impl Kafka {
+    async fn publish_all(&self, messages: Vec<Message>, in_order: bool) -> Vec<Result<(), PublishError>> {
+        let begun_at = Instant::now();
+        let timeout = self.0.options.timeout();
+        let (full_until, until) = match in_order {
+            true => (begun_at + timeout / 2, begun_at + timeout),
+            false => (begun_at + timeout, begun_at + self.longest()),
+        };
+        let mut ends = self.0.pauses.round();
+        let (results, too_large_together) = (messages.iter().map(|_| None).collect(), HashSet::new());
+        let (doubtful, worn_out) = (Vec::new(), Vec::new());
+        let mut batch = Batch { messages: &messages, results, too_large_together, doubtful, worn_out };
+        if in_order {
+            let mut runs = runs_of(&messages);
+            // Each time it is another topic of an aggregate, for which there is less time.
+            while !runs.is_empty() && Instant::now() < until {
+                runs = self.sent_in_order(&mut batch, runs, &mut ends, full_until, until).await;
+            }
+            for place in runs.into_iter().flatten() {
+                let late = PublishError::deferred("kafka took the time of the whole batch for others of it", AGAIN);
+                batch.results[place] = Some(Err(late.unasked()));
+            }
+        } else {
+            batch.results = messages.iter().map(|message| self.not_sent(message, &mut ends).map(Err)).collect();
+            let open = batch.results.iter().enumerate().filter(|(_, result)| result.is_none());
+            let mut round: Vec<_> = open.map(|(place, _)| (place, self.0.sizes.of(&messages[place].to))).collect();
+            while !round.is_empty() {
+                round = self.sent(&mut batch, round, full_until, until).await;
+            }
+        }
+        for (size, producer) in std::mem::take(&mut batch.worn_out) {
+            self.retire(size, &producer);
+            if in_order {
+                producer.give_up();
+            }
+        }
+        if let Some(taken) = batch.results.iter().position(|result| matches!(result, Some(Ok(())))) {
+            self.producers().known_topic.get_or_insert_with(|| messages[taken].to.clone());
+        }
+        self.put_off(&mut batch, &mut ends).await;
+        batch.results.into_iter().map(|result| result.expect("each was sent or not")).collect()
+    }
+}
+
+impl Producers {
+    fn all(&mut self, gapless: bool) -> &mut [Option<Producer>; SIZES] {
+        if gapless { &mut self.gapless } else { &mut self.by_size }
+    }
+}
+
 /// Whether Kafka takes that for the name of a topic.
 fn is_topic(name: &str) -> bool {
     let allowed = |sign: u8| sign.is_ascii_alphanumeric() || matches!(sign, b'.' | b'_' | b'-');
@@ -402,6 +596,8 @@ fn no_producer(error: KafkaError) -> PublishError {
 impl Publisher for Kafka {
     const BINDING: Binding = Binding::Kafka;
 
+    const OF_ONE_KEY: OfOneKey = OfOneKey::Prefix;
+
     /// As many as the outbox holds claimed by default: a broker takes many small messages in one request.
     const MAX_BATCH: usize = 2000;
 
@@ -411,27 +607,13 @@ impl Publisher for Kafka {
 
     /// If the future is dropped, the messages may arrive all the same.
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
-        let begun_at = Instant::now();
-        let (full_until, until) = (begun_at + self.0.options.timeout(), begun_at + self.longest());
-        let mut ends = self.0.pauses.round();
-        let results: Vec<_> = messages.iter().map(|message| self.not_sent(message, &mut ends).map(Err)).collect();
-        let open = results.iter().enumerate().filter(|(_, result)| result.is_none());
-        let mut round: Vec<_> = open.map(|(place, _)| (place, self.0.sizes.of(&messages[place].to))).collect();
-        let (too_large_together, doubtful, worn_out) = (HashSet::new(), Vec::new(), Vec::new());
-        let mut batch = Batch { messages: &messages, results, too_large_together, doubtful, worn_out };
-        while !round.is_empty() {
-            round = self.sent(&mut batch, round, full_until, until).await;
-        }
-        for (size, producer) in std::mem::take(&mut batch.worn_out) {
-            self.retire(size, &producer);
-        }
-        if let Some(taken) = batch.results.iter().position(|result| matches!(result, Some(Ok(())))) {
-            self.producers().known_topic.get_or_insert_with(|| messages[taken].to.clone());
-        }
-        self.put_off(&mut batch, &mut ends).await;
-        batch.results.into_iter().map(|result| result.expect("each was sent or not")).collect()
+        self.publish_all(messages, false).await
     }
 
+    /// The same.
+    async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
+        results.note_all(self.publish_all(messages, results.is_in_order()).await);
+    }
     /// Asks a broker for what it knows, which needs a connection and a login.
     async fn check(&self) -> Result<(), PublishError> {
         self.asked(self.0.options.patience()).await
@@ -442,11 +624,11 @@ impl Publisher for Kafka {
         let all = {
             let mut producers = self.producers();
             producers.closed = true;
-            std::mem::take(&mut producers.by_size)
+            [std::mem::take(&mut producers.by_size), std::mem::take(&mut producers.gapless)]
         };
         let until = std::time::Instant::now() + CLOSING;
         let closing = tokio::task::spawn_blocking(move || {
-            for producer in all.into_iter().flatten() {
+            for producer in all.into_iter().flatten().flatten() {
                 let left = until.saturating_duration_since(std::time::Instant::now());
                 if let Err(error) = producer.flush(left) {
                     warn!(%error, "closed kafka's producer while messages were on their way");

@@ -16,8 +16,16 @@
 //! | acknowledgement | the stream has stored the message, on a majority of its replicas if it has several |
 //! | power loss | the server writes to the disk, but does not wait for it each time (every two minutes, unless its `sync_interval` says otherwise): what it acknowledged just before a power cut can be gone from a stream with one replica |
 //! | repeats | the header `Nats-Msg-Id` is the id of the event and the subject; the stream drops a repeat within its `duplicate_window` (two minutes, unless the stream says otherwise) and acknowledges it, which the counter `posthaste_repeats_dropped_total` tells (feature `metrics`). What comes again later is there twice |
-//! | order | messages of one batch are stored in their order, whatever their subjects are |
+//! | order | messages of one batch are stored in their order, whatever their subjects are. In an outbox with order ([`Ordered`](posthaste_core::Ordered)), and without a [key](Destination::key) of its own, nothing of an aggregate is stored behind an event that is not, whatever becomes of the connection, the server or the events in between: see below |
 //! | at once | a whole batch, and several of them up to [`max_in_flight`](NatsOptions::max_in_flight) messages |
+//!
+//! # In order, with many on their way
+//!
+//! Where events are delivered in order, those of one aggregate go together, each with the condition (`Nats-Expected-Last-Msg-Id`) that
+//! the one before it is the last that the stream has stored. So the server itself refuses what comes behind one that it has not
+//! stored. If somebody else's message got in between, what is behind it goes once more, when the one before it is acknowledged; the
+//! fewer get through at once, the fewer are sent at once. So a stream that is busy with others stores one event of an aggregate in a
+//! round trip at worst, and one that is not as many as are in the batch.
 //!
 //! Streams are not made here: they are the business of who runs the server. A subject that no stream listens to is an error
 //! that says so. So that no other stream takes the events, name the one that shall:
@@ -41,10 +49,12 @@ mod sending;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_nats::ServerAddr;
 use futures_util::future::join_all;
+use posthaste_core::listener::OfOneKey;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
@@ -55,7 +65,7 @@ use crate::connection::Slot;
 use crate::destination::Destination;
 use crate::envelope::Binding;
 use crate::pauses::Pauses;
-use crate::publisher::{Message, PublishError, Publisher, Results};
+use crate::publisher::{Message, PublishError, Publisher, Results, runs_of};
 
 use connection::{CHECK, Connection};
 use error::{Trouble, no_stream, nobody_to_ask};
@@ -87,7 +97,19 @@ struct Inner {
     connection: Slot<Connection>,
     /// Subjects of streams that have no leader.
     pauses: Pauses,
+    /// How many messages of one key are sent at once, where they have to be in order.
+    run: AtomicUsize,
 }
+
+/// Why a message is not stored.
+enum Missed {
+    /// It was to be right behind another one, which others have got behind first.
+    NotBehind,
+    For(PublishError),
+}
+
+/// At most so many messages of one key are sent at once, where they have to be in order.
+const LONGEST_RUN: usize = 1024;
 
 impl Nats {
     /// Connects, and asks whether JetStream is there.
@@ -102,6 +124,7 @@ impl Nats {
             in_flight: Semaphore::new(options.max_in_flight.clamp(1, u32::MAX as usize)),
             connection: Slot::new(address::shown(&options.url)),
             pauses: Pauses::default(),
+            run: AtomicUsize::new(LONGEST_RUN),
             servers,
             options,
         }));
@@ -136,25 +159,35 @@ impl Nats {
         connection.get(|connection| !connection.is_lost(), Connection::dial(options, servers)).await
     }
 
-    /// Sends so many messages as may be in flight, and waits for their acknowledgements. Each that is stored is told of at once.
+    /// Sends so many messages as may be in flight, and waits for their acknowledgements. Each that is stored is told of at once. In
+    /// order, each is stored right behind the one before it, if that has the same key.
     async fn send(
         &self,
         connection: &Arc<Connection>,
-        messages: &[Message],
+        messages: &[&Message],
+        in_order: bool,
         stored: &(impl Fn(usize) + Sync),
-    ) -> Vec<Result<(), PublishError>> {
+    ) -> Vec<Result<(), Missed>> {
         let options = &self.0.options;
+        let turn = if in_order { Some(connection.turn.lock().await) } else { None };
         let (mut news, mut ends) = (Watch::new(connection, options.ack_timeout), self.0.pauses.round());
         let mut sent = Vec::with_capacity(messages.len());
-        for message in messages {
+        for (place, message) in messages.iter().enumerate() {
+            let before = in_order.then(|| place.checked_sub(1)).flatten().map(|place| messages[place]);
+            let before = before.filter(|before| before.key.is_some() && before.key == message.key);
+            if before.is_some() && sent.last().is_some_and(Result::is_err) {
+                sent.push(Err(Trouble::NotSent));
+                continue;
+            }
             let left = ends.enter(&[&message.to]).err();
             let put_off = left.map(|left| Err(PublishError::deferred(no_leader(&message.to), left)));
-            sent.push(match put_off.unwrap_or_else(|| prepared(message, options.expected_stream.as_deref())) {
+            sent.push(match put_off.unwrap_or_else(|| prepared(message, options.expected_stream.as_deref(), before)) {
                 Ok(publish) => news.handed_over(connection, &message.to, publish).await,
                 // Nobody has seen it.
                 Err(error) => Err(Trouble::Told(error.unasked())),
             });
         }
+        drop(turn);
         let (mut results, mut repeats) = (Vec::with_capacity(messages.len()), 0);
         for (message, pending) in messages.iter().zip(sent) {
             let answer = match pending {
@@ -172,7 +205,8 @@ impl Nats {
             let is_answered = |result: &Result<(), Trouble>| match result {
                 Ok(()) => true,
                 Err(Trouble::Told(error)) => error.is_refusal(),
-                Err(Trouble::Silence | Trouble::Nobody) => false,
+                Err(Trouble::NotBehind) => true,
+                Err(Trouble::Silence | Trouble::Nobody | Trouble::NotSent) => false,
             };
             let answered = messages.iter().zip(&results).filter(|(_, result)| is_answered(result));
             answered.for_each(|(message, _)| ends.there(&message.to));
@@ -182,6 +216,7 @@ impl Nats {
         let known = self.streams(connection, nobody.map(|(message, _)| message.to.as_str())).await;
         let mut explained = |message: &Message, trouble| match (trouble, &there) {
             (Trouble::Told(error), _) => error,
+            (Trouble::NotBehind | Trouble::NotSent, _) => PublishError::behind(),
             (Trouble::Nobody, _) => match known.get(message.to.as_str()) {
                 Some(Ok(Some(true))) => PublishError::deferred(no_leader(&message.to), ends.away(&message.to)),
                 Some(Err(error)) => PublishError::outage(error.to_string()),
@@ -198,8 +233,11 @@ impl Nats {
                 message.to, options.ack_timeout
             )),
         };
-        let results = messages.iter().zip(results);
-        results.map(|(message, result)| result.map_err(|trouble| explained(message, trouble))).collect()
+        let missed = |(message, result): (&&Message, Result<(), Trouble>)| match result {
+            Err(Trouble::NotBehind) => Err(Missed::NotBehind),
+            result => result.map_err(|trouble| Missed::For(explained(message, trouble))),
+        };
+        messages.iter().zip(results).map(missed).collect()
     }
 
     /// Tells of messages that their stream had already: somebody lost an acknowledgement.
@@ -253,12 +291,95 @@ impl Nats {
             match self.connection().await {
                 Ok(connection) => {
                     let before = results.len();
-                    results.extend(self.send(&connection, part, &|at| stored(before + at)).await);
+                    let part: Vec<_> = part.iter().collect();
+                    let sent = self.send(&connection, &part, false, &|at| stored(before + at)).await;
+                    results.extend(sent.into_iter().map(|result| result.map_err(Missed::into_error)));
                 }
                 Err(error) => results.extend(error.of_each(part.len())),
             }
         }
         results
+    }
+
+    /// Sends a batch so that of each key nothing is stored behind a message that is not, and tells of those that are.
+    ///
+    /// All of a key go at once, each to be stored right behind the one before it. Where that fails because others were quicker, the
+    /// first that is left goes without a condition: the one before it is stored by then.
+    async fn publish_in_order(
+        &self,
+        messages: &[Message],
+        stored: &(impl Fn(usize) + Sync),
+    ) -> Vec<Result<(), PublishError>> {
+        let _under_way = self.0.connection.under_way().await;
+        let until = Instant::now() + self.longest();
+        let most = self.0.options.max_in_flight.clamp(1, u32::MAX as usize);
+        let mut results: Vec<Option<Result<(), PublishError>>> = messages.iter().map(|_| None).collect();
+        let mut runs = runs_of(messages);
+        let mut first = true;
+        while !runs.is_empty() && (std::mem::take(&mut first) || Instant::now() < until) {
+            let length = self.0.run.load(Ordering::Relaxed);
+            let places: Vec<usize> = runs.iter().flat_map(|run| run.iter().take(length)).take(most).copied().collect();
+            let part: Vec<&Message> = places.iter().map(|place| &messages[*place]).collect();
+            let in_flight = u32::try_from(part.len()).expect("no more than there are places");
+            let _in_flight = self.0.in_flight.acquire_many(in_flight).await.expect("it is never closed");
+            let connection = match self.connection().await {
+                Ok(connection) => connection,
+                Err(error) => {
+                    let left = results.iter_mut().filter(|result| result.is_none());
+                    left.zip(error.of_each(messages.len())).for_each(|(left, error)| *left = Some(error));
+                    break;
+                }
+            };
+            let answers = self.send(&connection, &part, true, &|at| stored(places[at])).await;
+            let mut answers = answers.into_iter();
+            let (mut left, mut shortest, mut away) = (places.len(), None, false);
+            for run in &mut runs {
+                let sent = run.len().min(length).min(left);
+                left -= sent;
+                let (mut through, mut goes_on) = (0, true);
+                for answer in answers.by_ref().take(sent) {
+                    match answer {
+                        // What is said of those behind one that is not stored is of no account.
+                        _ if !goes_on => {}
+                        Ok(()) => {
+                            through += 1;
+                            run.pop_front().into_iter().for_each(|place| results[place] = Some(Ok(())));
+                        }
+                        Err(Missed::NotBehind) => {
+                            goes_on = false;
+                            shortest = Some(shortest.map_or(through, |shortest: usize| shortest.min(through)));
+                        }
+                        Err(Missed::For(error)) => {
+                            goes_on = false;
+                            away |= error.is_outage();
+                            let behind: Vec<_> = match error.is_outage() {
+                                true => error.of_each(run.len()).skip(1).collect(),
+                                false => Vec::new(),
+                            };
+                            let mut behind = behind.into_iter();
+                            if let Some(place) = run.pop_front() {
+                                results[place] = Some(Err(error));
+                            }
+                            for place in run.drain(..) {
+                                results[place] = Some(behind.next().unwrap_or_else(|| Err(PublishError::behind())));
+                            }
+                        }
+                    }
+                }
+            }
+            runs.retain(|run| !run.is_empty());
+            let next = shortest.map_or(length.saturating_mul(2), |through| through + 1);
+            self.0.run.store(next.clamp(1, LONGEST_RUN), Ordering::Relaxed);
+            if away {
+                // What comes behind an outage would only wait for another.
+                let lost = PublishError::outage("NATS is away, which others of this batch have found");
+                let left = results.iter_mut().filter(|result| result.is_none());
+                left.zip(lost.of_each(messages.len())).for_each(|(left, error)| *left = Some(error));
+                break;
+            }
+        }
+        let late = || PublishError::deferred("NATS took the time of the whole batch for others of it", SOON).unasked();
+        results.into_iter().map(|result| result.unwrap_or_else(|| Err(late()))).collect()
     }
 
     /// Tells a server that does not answer, whose connection is left, from a subject where nobody does.
@@ -275,6 +396,8 @@ impl Nats {
 impl Publisher for Nats {
     const BINDING: Binding = Binding::Nats;
 
+    const OF_ONE_KEY: OfOneKey = OfOneKey::Prefix;
+
     fn name(&self) -> &str {
         &self.0.options.name
     }
@@ -284,7 +407,11 @@ impl Publisher for Nats {
     }
 
     async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
-        let answers = self.publish_telling(&messages, &|at| results.note(at, Ok(()))).await;
+        let stored = |at| results.note(at, Ok(()));
+        let answers = match results.is_in_order() {
+            true => self.publish_in_order(&messages, &stored).await,
+            false => self.publish_telling(&messages, &stored).await,
+        };
         results.note_all(answers);
     }
 
@@ -299,6 +426,15 @@ impl Publisher for Nats {
     async fn close(&self) {
         if let Some(connection) = self.0.connection.close().await {
             timeout(CLOSE, connection.jetstream.client().drain()).await.ok();
+        }
+    }
+}
+
+impl Missed {
+    fn into_error(self) -> PublishError {
+        match self {
+            Self::NotBehind => PublishError::behind(),
+            Self::For(error) => error,
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use posthaste_core::EventId;
+use posthaste_core::listener::OfOneKey;
 use tokio::time::Instant;
 
 use crate::address;
@@ -29,6 +30,10 @@ pub trait Publisher: Send + Sync + 'static {
 
     /// The most messages to send at once, unless the destination says otherwise.
     const MAX_BATCH: usize = 500;
+
+    /// What a batch may hold of one aggregate where events are delivered in order. [`OfOneKey::Prefix`] is for publishers that keep
+    /// [order](Results::is_in_order). Default: one event, so that the next is sent when it was acknowledged.
+    const OF_ONE_KEY: OfOneKey = OfOneKey::One;
 
     /// What it is called in logs and metrics, such as `kafka`.
     fn name(&self) -> &str;
@@ -101,17 +106,46 @@ impl fmt::Debug for Message {
     }
 }
 
+/// The places of the messages of each key, in their order. Whatever has no key is alone.
+#[cfg(any(feature = "kafka", feature = "nats"))]
+pub(crate) fn runs_of(messages: &[Message]) -> Vec<std::collections::VecDeque<usize>> {
+    let (mut runs, mut by_key): (Vec<std::collections::VecDeque<usize>>, std::collections::HashMap<&str, usize>) =
+        (Vec::new(), std::collections::HashMap::new());
+    for (place, message) in messages.iter().enumerate() {
+        let known = message.key.as_deref().map(|key| *by_key.entry(key).or_insert(runs.len()));
+        match known.and_then(|run| runs.get_mut(run)) {
+            Some(run) => run.push_back(place),
+            None => runs.push(std::collections::VecDeque::from([place])),
+        }
+    }
+    runs
+}
+
 /// Where a publisher notes what became of the messages of a batch.
 #[derive(Debug)]
 pub struct Results {
     until: Instant,
+    in_order: bool,
     noted: Mutex<Vec<Option<Result<(), PublishError>>>>,
 }
 
 impl Results {
     /// For so many messages, whose time is over at that moment.
     pub fn new(messages: usize, until: Instant) -> Self {
-        Self { until, noted: Mutex::new((0..messages).map(|_| None).collect()) }
+        Self { until, in_order: false, noted: Mutex::new((0..messages).map(|_| None).collect()) }
+    }
+
+    /// The same for messages that have to be in order.
+    #[must_use]
+    pub fn in_order(self) -> Self {
+        Self { in_order: true, ..self }
+    }
+
+    /// Whether the messages have to be in order: of those with the same key none may be taken by the other end before those in
+    /// front of it in the batch were, and none at all behind one that was not. So it is asked of publishers that say so
+    /// ([`Publisher::OF_ONE_KEY`]).
+    pub fn is_in_order(&self) -> bool {
+        self.in_order
     }
 
     /// When the time of the batch is over.
@@ -194,6 +228,12 @@ impl PublishError {
     pub fn retry_after(mut self, pause: Duration) -> Self {
         self.retry_after = Some(pause);
         self
+    }
+
+    /// A message that was not sent, since it has to be behind one that was not taken.
+    #[cfg(any(feature = "kafka", feature = "nats"))]
+    pub(crate) fn behind() -> Self {
+        Self::deferred("it has to come behind another one of its key, which was not taken", Duration::ZERO).unasked()
     }
 
     /// Says that nobody was asked: the publisher itself refused the message or puts it off, which shows nothing of the other end.

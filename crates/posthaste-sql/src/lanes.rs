@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use posthaste_core::event::GLOBAL;
 use posthaste_core::store::{
-    ClaimedRow, Error, Key, Lane, LaneLease, LaneRow, LaneSettlement, Malformed, MalformedInLane, RawRow,
+    ClaimedRow, Error, Key, Lane, LaneLease, LaneRow, LaneSettlement, Malformed, MalformedInLane, RawRow, RelayOfLanes,
 };
 use posthaste_core::{EventId, Timestamp};
 
@@ -45,6 +45,17 @@ pub(crate) fn expect_count(table: &TableName, count: i64, known: u16) -> Result<
         table: table.to_string(),
         reason: format!("it has {count} lanes, and this release knows how to work with {known}"),
     })
+}
+
+/// A relay as a row tells it.
+pub(crate) fn relay((owner, settings): (String, String)) -> RelayOfLanes {
+    RelayOfLanes { owner, settings }
+}
+
+/// Those of some relays that are another and have other settings. Empty ones do not count.
+pub(crate) fn others(mut relays: Vec<RelayOfLanes>, owner: &str, settings: &str) -> Vec<RelayOfLanes> {
+    relays.retain(|other| other.owner != owner && !other.settings.is_empty() && other.settings != settings);
+    relays
 }
 
 /// The number of a lane as a row tells it.

@@ -191,6 +191,15 @@ impl State {
         }
     }
 
+    /// Has a key wait that has no rows in hand.
+    fn wait(&mut self, id: &KeyId, until: Instant) {
+        let Some(entry) = self.keys.get_mut(id) else { return };
+        entry.stage = Stage::Waiting(until);
+        self.waiting.insert((until, id.clone()));
+        // A worker that sleeps has to know until when.
+        self.wakes.work = true;
+    }
+
     /// Lets the rows of a key go, which are read again from a number on.
     pub(super) fn drop_list(&mut self, id: &KeyId, after: i64) {
         let Some(entry) = self.keys.get_mut(id) else { return };
@@ -272,7 +281,6 @@ impl State {
             let held = Arc::clone(&lane.held);
             self.queued -= items.len();
             self.ask_if_few(&id, capacity);
-            self.tell_of_room(capacity);
             self.wakes.work |= !self.ready.is_empty();
             return Some((id, held, items));
         }
@@ -303,12 +311,14 @@ impl State {
                     self.queued -= entry.list.len();
                     self.let_go(lease.lane, &entry.list);
                     self.behind.retain(|other| *other != id);
-                    self.tell_of_room(capacity);
                 }
             }
-            Then::Reread(id) => {
+            Then::Reread(id, at) => {
                 self.drop_list(&id, seq - 1);
-                self.resume(&id, now, capacity);
+                match at > now {
+                    true => self.wait(&id, at),
+                    false => self.resume(&id, now, capacity),
+                }
             }
         }
     }

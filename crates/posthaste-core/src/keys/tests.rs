@@ -135,6 +135,101 @@ async fn what_waits_for_long_is_not_kept_and_read_again_when_it_is_due() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_comes_late_to_a_key_that_has_more_is_taken_at_once() {
+    let keys = keys(100);
+    let hour = Duration::from_secs(3600);
+    // Those behind the head are not kept, and what is new of the key is left.
+    keys.take_in(LEASE, vec![row_due(1, 5, hour), row(1, 6)], &[]);
+    assert_eq!(keys.take_in(LEASE, vec![row(1, 7)], &[]).left, [7]);
+    // A lower number has been committed since, or was redriven. A read of the key alone begins behind it.
+    let late = keys.take_in(LEASE, vec![row(1, 2)], &[]);
+    assert_eq!((late.count, late.left.len()), (1, 0));
+    check(&keys);
+    let mut run = taken(&keys).unwrap();
+    assert_eq!(seqs(&run), [2]);
+    run.pass();
+    drop(run);
+    keys.ended([Ended { lease: LEASE, seq: 2, then: Then::Done }]);
+    let catch_up = keys.next_behind(9).unwrap();
+    assert_eq!((&catch_up.id, catch_up.after), (&id(1), 4));
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_late_and_does_not_fit_is_read_again_with_its_key() {
+    let keys = keys(6);
+    let rows = (11..=20).map(|seq| row(1, seq)).collect();
+    keys.take_in(LEASE, rows, &[]);
+    let queued = keys.queued();
+    let late = keys.take_in(LEASE, vec![row(1, 2)], &[]);
+    assert_eq!((late.count, late.left, keys.queued()), (0, vec![2], queued));
+    check(&keys);
+    let mut run = taken(&keys).unwrap();
+    while run.pass().is_some() {}
+    drop(run);
+    assert_eq!(keys.next_behind(9).unwrap().after, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_to_be_read_again_later_waits_for_that() {
+    let keys = keys(100);
+    keys.take_in(LEASE, vec![row(1, 1), row(1, 2)], &[]);
+    let mut run = taken(&keys).unwrap();
+    run.stop();
+    drop(run);
+    let at = Instant::now() + Duration::from_millis(300);
+    keys.ended([Ended { lease: LEASE, seq: 1, then: Then::Reread(id(1), at) }]);
+    check(&keys);
+    assert_eq!((keys.in_hand(), keys.next_behind(9)), (0, None));
+    tokio::time::sleep_until(at).await;
+    // Whoever looks for work finds that it is due.
+    assert!(taken(&keys).is_none());
+    assert_eq!(keys.next_behind(9).unwrap().after, 0);
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_are_caught_up_with_together_only_where_that_may_be() {
+    let (keys, other) = (keys(100), LaneLease { lane: Lane(1), epoch: 1 });
+    keys.leased(other, far());
+    let at = Instant::now();
+    for (key, lease) in [(1, LEASE), (2, other)] {
+        keys.take_in(lease, vec![LaneRow { lane: lease.lane, ..row(key, key.into()) }], &[]);
+        let mut run = taken(&keys).unwrap();
+        run.stop();
+        drop(run);
+        keys.ended([Ended { lease, seq: key.into(), then: Then::Reread(id(key), at) }]);
+    }
+    assert_eq!(keys.catch_up_together(|lease| lease == other), [(other, 1)]);
+    assert_eq!(keys.next_behind(9).unwrap().id, id(1));
+    assert_eq!(keys.next_behind(9), None);
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_room_hears_of_it_whatever_has_made_it() {
+    let (reader, other) = (Wake::new(), LaneLease { lane: Lane(1), epoch: 1 });
+    let keys = Keys::new(1, Ordered::All, reader.clone(), Wake::new());
+    let in_a_moment = || reader.sleep_until(Instant::now() + Duration::from_millis(1));
+    for (seq, make) in [Keys::give_up, Keys::lost].into_iter().enumerate() {
+        keys.leased(LEASE, far());
+        keys.leased(other, far());
+        keys.take_in(LEASE, vec![row(1, seq as i64)], &[]);
+        reader.reset();
+        keys.want_room(1);
+        let began_at = Instant::now();
+        in_a_moment().await;
+        assert_eq!(began_at.elapsed().as_millis(), 1, "there is none yet");
+        reader.reset();
+        make(&keys, LEASE);
+        let began_at = Instant::now();
+        in_a_moment().await;
+        assert!(began_at.elapsed().is_zero(), "it was not woken");
+        keys.lost(LEASE);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_key_fills_the_room() {
     let keys = keys(30);
     let hot = (1..=100).map(|seq| row(1, seq));
@@ -407,7 +502,7 @@ enum Step {
     /// Put off for so many steps of time.
     Later(usize, u8),
     /// Its outcome is not known.
-    Unknown(usize),
+    Unknown(usize, u8),
     Settle(usize),
     Pass(u8),
     LoseLane,
@@ -424,7 +519,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (1..4_usize).prop_map(Step::Take),
         6 => (0..3_usize).prop_map(Step::Done),
         1 => (0..3_usize, 0..5_u8).prop_map(|(worker, later)| Step::Later(worker, later)),
-        1 => (0..3_usize).prop_map(Step::Unknown),
+        1 => (0..3_usize, 0..4_u8).prop_map(|(worker, later)| Step::Unknown(worker, later)),
         4 => (0..3_usize).prop_map(Step::Settle),
         2 => (0..4_u8).prop_map(Step::Pass),
         1 => Just(Step::LoseLane),
@@ -594,7 +689,7 @@ impl World {
             Step::CatchUp => self.catch_up(),
             Step::CatchUpTogether => {
                 self.end_read();
-                for (_, from) in self.keys.catch_up_together() {
+                for (_, from) in self.keys.catch_up_together(|_| true) {
                     self.cursor.look_back(from);
                 }
             }
@@ -622,12 +717,13 @@ impl World {
                 }
                 self.end_run(worker);
             }
-            Step::Unknown(worker) => {
+            Step::Unknown(worker, later) => {
                 if let Some((seq, id)) = self.begin(worker) {
+                    let at = Instant::now() + UNIT * later.into();
                     let run = self.workers[worker].as_mut().unwrap();
                     let lease = run.held().lease;
                     run.stop();
-                    self.outcomes.push_back(Ended { lease, seq, then: Then::Reread(id) });
+                    self.outcomes.push_back(Ended { lease, seq, then: Then::Reread(id, at) });
                 }
                 self.end_run(worker);
             }

@@ -20,7 +20,7 @@ use crate::wake::Wake;
 /// How many bytes of payload a read should bring at most, as far as the one before it tells.
 const READ_BYTES: usize = 32 << 20;
 
-/// With more keys to catch up with than this, their lanes are read again instead.
+/// With more keys to catch up with than this, their lanes are read again instead. No more than this are caught up with at once.
 const MANY_BEHIND: usize = 16;
 
 /// How often the lanes are swept from their beginning, how many rows of each a step of it looks at, and which part of the time
@@ -138,13 +138,19 @@ impl Reader {
         let room = || self.keys.room().min(most).min(fitting);
         self.keys.wake_due();
         if self.keys.behind() > MANY_BEHIND {
-            for (lease, from) in self.keys.catch_up_together() {
+            // A lane that is being read again comes to its end before it is read again once more: else, where keys are due again
+            // before that, what is new would never be read.
+            let ended = |lease: LaneLease| {
+                reading.cursors.get(&lease.lane).is_some_and(|cursor| cursor.lease == lease && !cursor.has_more)
+            };
+            for (lease, from) in self.keys.catch_up_together(ended) {
                 if let Some(cursor) = reading.cursors.get_mut(&lease.lane).filter(|cursor| cursor.lease == lease) {
                     cursor.look_back(from);
                 }
             }
         }
-        while let Some(catch_up) = self.keys.next_behind(room()) {
+        for _ in 0..MANY_BEHIND {
+            let Some(catch_up) = self.keys.next_behind(room()) else { break };
             self.catch_up(reading, &catch_up).await.inspect_err(|_| self.keys.not_caught_up(&catch_up))?;
         }
         if room() == 0 {

@@ -17,6 +17,12 @@ use crate::retry::{Jitter, RetryPolicy};
 use crate::settle::Tally;
 use crate::store::{Action, Error, LaneLease, LaneSettlement, LaneStore, Settled};
 
+/// After a settlement that has failed, the least time until its events are tried again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What is further off is beyond this process's life.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// An outcome that a worker hands over. Those of a key come in their order.
 #[derive(Debug)]
 pub(crate) struct Settling {
@@ -53,19 +59,31 @@ impl Settling {
                 delay
             }
         };
-        // The table counts from when it was written, which is before now; what is so far off is beyond this process's life.
-        self.item.due_at = now + delay.min(Duration::from_secs(365 * 24 * 3600));
+        // The table counts from when it was written, which is before now.
+        self.item.due_at = now + delay.min(LONGEST);
         (self.item.queued_at, self.item.lag) = (self.item.due_at, Duration::ZERO);
         self.ended(Then::Later)
     }
 
-    /// Nobody knows whether it was written; or it was refused although the lane is held, since the row is not pending any more: a
-    /// statement of which nobody has heard may have ended it, and closed its key. So what comes next is asked of the table.
-    fn unknown(self) -> Ended {
+    /// It was refused: its lane is lost, or the row is not pending any more. A statement of which nobody has heard may have ended
+    /// it, and closed its key. So what comes next is asked of the table.
+    fn refused(self, now: Instant) -> Ended {
         match self.action {
             Action::Done => self.ended(|_, _| Then::Done),
-            _ => self.ended(|id, _| Then::Reread(id)),
+            _ => self.ended(|id, _| Then::Reread(id, now)),
         }
+    }
+
+    /// Nobody knows whether it was written. So what comes next is asked of the table as well, but not sooner than it would have
+    /// come otherwise: where nothing can be written, and reads go on, a listener that fails would be called without a pause.
+    fn unknown(self, now: Instant) -> Ended {
+        let delay = match self.action {
+            Action::Done => return self.ended(|_, _| Then::Done),
+            Action::Retry { delay, .. } | Action::Defer { delay } => delay,
+            Action::Dead { .. } | Action::Release => Duration::ZERO,
+        };
+        let at = now + delay.clamp(PAUSE, LONGEST);
+        self.ended(|id, _| Then::Reread(id, at))
     }
 }
 
@@ -156,7 +174,8 @@ impl Settler {
         for lease in leases {
             self.keys.give_up_unsettled(lease);
         }
-        self.keys.ended(part.into_iter().map(Settling::unknown));
+        let now = Instant::now();
+        self.keys.ended(part.into_iter().map(|outcome| outcome.unknown(now)));
     }
 
     /// Writes one statement. What is to be tried again comes back with the error: only what was delivered, since another outcome
@@ -165,7 +184,7 @@ impl Settler {
         let (held, lost): (Vec<_>, Vec<_>) = part.into_iter().partition(|outcome| self.keys.settles(outcome.lease));
         let mut tally = Tally::default();
         tally.lost += lost.len() as u64;
-        self.keys.ended(lost.into_iter().map(Settling::unknown));
+        self.keys.ended(lost.into_iter().map(|outcome| outcome.refused(Instant::now())));
         if held.is_empty() {
             tally.report(&*self.metrics);
             return Ok(());
@@ -177,7 +196,8 @@ impl Settler {
             Err(error) => {
                 tally.report(&*self.metrics);
                 let (again, unknown) = held.into_iter().partition(|outcome| outcome.action == Action::Done);
-                self.keys.ended(Vec::into_iter(unknown).map(Settling::unknown));
+                let now = Instant::now();
+                self.keys.ended(Vec::into_iter(unknown).map(|outcome| outcome.unknown(now)));
                 return Err((error, again));
             }
         };
@@ -202,7 +222,7 @@ impl Settler {
             }
             Settled::Lost => {
                 tally.lost += 1;
-                outcome.unknown()
+                outcome.refused(now)
             }
         });
         let ended: Vec<_> = ended.collect();

@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::keys::{Held, Keys};
 use crate::listener::chain;
-use crate::store::{LaneLease, LaneStore, Renewed};
+use crate::store::{LaneLease, LaneStore, RelayOfLanes, Renewed};
 use crate::wake::Wake;
 
 /// Of the lanes that are too many, which part is given back at a time: few of them stand still then.
@@ -20,6 +20,8 @@ const AT_ONCE: usize = 4;
 pub(crate) struct Owner {
     pub(crate) store: Arc<dyn LaneStore>,
     pub(crate) owner: Box<str>,
+    /// What all relays that are there must have alike.
+    pub(crate) settings: String,
     pub(crate) keys: Arc<Keys>,
     pub(crate) lanes: usize,
     pub(crate) lane_lease: Duration,
@@ -36,14 +38,19 @@ impl Owner {
         let interval = self.lane_lease / 3;
         // What failed, or was not to be had, is tried again sooner.
         let soon = self.lane_lease / 15;
-        let mut share = None;
+        let (mut share, mut agrees) = (None, true);
         let (mut renew_at, mut lease_at) = (Instant::now(), Instant::now());
         while !stop.is_cancelled() {
             self.wake.reset();
             if Instant::now() >= renew_at {
-                let renewed = self.renew().await;
+                agrees = self.agrees(agrees).await;
+                // Who has nothing, and is to have nothing, is not there for others.
+                let renewed =
+                    if agrees || !self.keys.leases().is_empty() { self.renew().await } else { Some(Vec::new()) };
                 renew_at = Instant::now() + if renewed.is_some() { interval } else { soon };
-                if let Some(relays) = renewed {
+                if !agrees {
+                    share = None;
+                } else if let Some(relays) = renewed {
                     let next = share_of(&self.owner, &relays, self.lanes);
                     if share != Some(next) {
                         debug!(share = next, relays = relays.len(), lanes = self.lanes, "share of the lanes");
@@ -90,6 +97,33 @@ impl Owner {
     /// How many lanes are held and not being given up.
     fn held(&self) -> usize {
         self.keys.to_read().len()
+    }
+
+    /// Whether all relays that are there have the same settings. If not, this one gives everything back, and has nothing until the
+    /// others are gone: they began while nobody knew of it.
+    async fn agrees(&self, did: bool) -> bool {
+        match self.store.agree(&self.owner, &self.settings, self.lane_lease).await {
+            Ok(others) if others.is_empty() => {
+                if !did {
+                    info!("relays with other settings are gone; this one goes on");
+                }
+                true
+            }
+            Ok(others) => {
+                if did {
+                    error!(others = %listed(&others), in_order = self.settings,
+                        "relays with other settings are there; this one delivers nothing until they are gone");
+                }
+                for held in self.keys.leases() {
+                    self.keys.give_up(held.lease);
+                }
+                false
+            }
+            Err(error) => {
+                warn!(error = %chain(&error), "not known whether other relays have the same settings, asking again");
+                did
+            }
+        }
     }
 
     /// Renews all leases, and says who is there.
@@ -183,6 +217,11 @@ impl Owner {
             debug!(error = %chain(&error), "relay not signed off; others wait for it for a lease");
         }
     }
+}
+
+/// Relays as a text.
+pub(crate) fn listed(relays: &[RelayOfLanes]) -> String {
+    relays.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// How many lanes a relay is to have of so many, given who is there, by name.

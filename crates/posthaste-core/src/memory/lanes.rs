@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::event::Event;
-use crate::store::{Lane, LaneLease, Renewed};
+use crate::store::{Lane, LaneLease, RelayOfLanes, Renewed};
 use crate::time::Timestamp;
 
 /// How many lanes there are. A power of two.
@@ -23,7 +23,14 @@ pub(super) fn lane_of(event: &Event) -> Lane {
 #[derive(Debug)]
 pub(super) struct Lanes {
     lanes: Vec<Leased>,
-    relays: BTreeMap<String, Timestamp>,
+    relays: BTreeMap<String, Relay>,
+}
+
+#[derive(Debug)]
+struct Relay {
+    until: Timestamp,
+    /// Empty for one that has said nothing of it, or may not be.
+    settings: String,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -52,9 +59,30 @@ impl Lanes {
 
     pub(super) fn renew(&mut self, owner: &str, leases: &[LaneLease], now: Timestamp, until: Timestamp) -> Renewed {
         let held = leases.iter().map(|lease| self.set(owner, *lease, Some((owner.to_owned(), until)))).collect();
-        self.relays.insert(owner.to_owned(), until);
-        self.relays.retain(|_, until| *until > now);
+        self.relays.entry(owner.to_owned()).or_insert_with(|| Relay { until, settings: String::new() }).until = until;
+        self.forget_gone(now);
         Renewed { held, relays: self.relays.keys().cloned().collect() }
+    }
+
+    fn forget_gone(&mut self, now: Timestamp) {
+        self.relays.retain(|_, relay| relay.until > now);
+    }
+
+    pub(super) fn relays(&self, now: Timestamp) -> Vec<RelayOfLanes> {
+        let there = self.relays.iter().filter(|(_, relay)| relay.until > now);
+        there.map(|(owner, relay)| RelayOfLanes { owner: owner.clone(), settings: relay.settings.clone() }).collect()
+    }
+
+    pub(super) fn agree(&mut self, owner: &str, settings: &str, now: Timestamp, until: Timestamp) -> Vec<RelayOfLanes> {
+        self.forget_gone(now);
+        let mut others = self.relays(now);
+        others.retain(|other| other.owner != owner && !other.settings.is_empty() && other.settings != settings);
+        if others.is_empty() {
+            self.relays.insert(owner.to_owned(), Relay { until, settings: settings.to_owned() });
+        } else if let Some(relay) = self.relays.get_mut(owner) {
+            relay.settings.clear();
+        }
+        others
     }
 
     pub(super) fn give_back(&mut self, owner: &str, leases: &[LaneLease]) {

@@ -16,6 +16,7 @@ use crate::hook::{Hooks, WriteHook};
 use crate::instrument::Instrument;
 use crate::interceptor::{AnyInterceptor, Interceptor};
 use crate::lanes;
+use crate::lanes::share::listed;
 use crate::listener::chain;
 use crate::listener::{AnyListener, Delivery, Handle, HandleFn, IntoVerdict, typed};
 use crate::metrics::{self, Metrics, NoMetrics};
@@ -39,6 +40,9 @@ pub enum Scenario {
     /// Writes only; others deliver.
     WriterOnly,
 }
+
+/// How often a relay without lanes looks whether others have begun to have some.
+const LOOK_FOR_LANES: Duration = Duration::from_secs(60);
 
 /// Why an outbox could not start.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +75,18 @@ pub enum StartError {
     /// A listener has a policy for ordered delivery, and nothing is delivered in order.
     #[error("on_dead is given, which only means something for events in order; say which ones are with `ordered`")]
     NotOrdered,
+    /// Relays of the same table deliver other events in order, or none. If all went on, they would break each other's order.
+    #[error(
+        "other relays of this table are there that deliver otherwise: {}; this one would deliver in order: {mine}; stop them \
+         first, or give all the same `ordered` (one that has crashed is forgotten after its `lane_lease`)",
+        listed(others)
+    )]
+    OtherSettings {
+        /// What this one would deliver in order.
+        mine: String,
+        /// Who else is there.
+        others: Vec<store::RelayOfLanes>,
+    },
     /// The database could not be asked.
     #[error("the outbox could not take over what its predecessor left")]
     Store(#[from] store::Error),
@@ -442,7 +458,10 @@ impl<S: Store> OutboxBuilder<S> {
         let store: Arc<dyn RelayStore> = Arc::new(self.store.clone());
         let lanes = match &self.ordered {
             Some(_) => Some(lanes_of(&*store, &registry, on_dead).await?),
-            None => None,
+            None => {
+                expect_no_lanes(&*store).await?;
+                None
+            }
         };
         if self.scenario == Scenario::SingleNode {
             kill_point!("take_over.before");
@@ -450,6 +469,14 @@ impl<S: Store> OutboxBuilder<S> {
             kill_point!("take_over.after");
             if released > 0 {
                 tracing::info!(released, "taken over what a predecessor had leased");
+            }
+        }
+        let owner = self.options.new_owner();
+        if let (Some(ordered), Some((lanes, _))) = (&self.ordered, &lanes) {
+            let mine = ordered.settings();
+            let others = lanes.agree(&owner, &mine, self.options.lane_lease).await.map_err(StartError::Lanes)?;
+            if !others.is_empty() {
+                return Err(StartError::OtherSettings { mine, others });
             }
         }
         let mut counting = JoinSet::new();
@@ -465,6 +492,7 @@ impl<S: Store> OutboxBuilder<S> {
             let setup = lanes::Setup {
                 store,
                 lanes,
+                owner,
                 ordered,
                 on_dead,
                 registry,
@@ -480,7 +508,10 @@ impl<S: Store> OutboxBuilder<S> {
             let relay = Some(Relay { engine: Engine::Lanes(lanes), _counting: counting });
             return Ok(Outbox(Arc::new(Inner { store: self.store, after, relay, signals, retention, tasks })));
         }
-        let leases = Arc::new(Leases::new(self.options.new_owner()));
+        if let Some(lanes) = store.lanes() {
+            counting.spawn(look_for_lanes(lanes));
+        }
+        let leases = Arc::new(Leases::new(owner));
         let dispatcher = Dispatcher::builder(Arc::clone(&store), registry)
             .options(self.options.clone())
             .leases(Arc::clone(&leases))
@@ -520,6 +551,35 @@ async fn lanes_of(
     }
     let count = lanes.count_lanes().await.map_err(StartError::Lanes)?;
     Ok((lanes, count))
+}
+
+/// Who claims rows one by one takes no notice of lanes, and breaks the order of those who do.
+async fn expect_no_lanes(store: &dyn RelayStore) -> Result<(), StartError> {
+    let Some(lanes) = store.lanes() else { return Ok(()) };
+    match lanes.relays().await {
+        Ok(others) if others.is_empty() => Ok(()),
+        Ok(others) => Err(StartError::OtherSettings { mine: "nothing".to_owned(), others }),
+        // Whoever may not ask has nothing to do with lanes.
+        Err(error) => {
+            tracing::debug!(error = %chain(&error), "not known whether others deliver in order");
+            Ok(())
+        }
+    }
+}
+
+/// Tells of relays that have begun to deliver in order beside this one, for as long as it is let.
+async fn look_for_lanes(lanes: Arc<dyn LaneStore>) {
+    loop {
+        tokio::time::sleep(LOOK_FOR_LANES).await;
+        if let Ok(others) = lanes.relays().await
+            && !others.is_empty()
+        {
+            tracing::error!(
+                others = listed(&others),
+                "others deliver from this table in order, which this process breaks: stop it, or have it deliver in order, too"
+            );
+        }
+    }
 }
 
 /// Reports the rows of each status, for as long as it is let.

@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 
 use super::{
     BoxFuture, Claim, Claimed, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, Lease,
-    ReadLanes, RelayStore, Renewed, Settled, Settlement,
+    ReadLanes, RelayOfLanes, RelayStore, Renewed, Settled, Settlement,
 };
 use crate::event::{Event, EventId};
 use crate::hook::panic_text;
@@ -115,6 +115,19 @@ impl LaneStore for ContainedLanes {
         length: Duration,
     ) -> BoxFuture<'a, Result<Renewed, Error>> {
         within(self.lease / 3, async move { self.store.renew_lanes(owner, leases, length).await })
+    }
+
+    fn agree<'a>(
+        &'a self,
+        owner: &'a str,
+        settings: &'a str,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<RelayOfLanes>, Error>> {
+        within(self.lease / 3, async move { self.store.agree(owner, settings, length).await })
+    }
+
+    fn relays(&self) -> BoxFuture<'_, Result<Vec<RelayOfLanes>, Error>> {
+        within(self.lease, async move { self.store.relays().await })
     }
 
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {

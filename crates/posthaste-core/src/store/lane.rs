@@ -1,5 +1,6 @@
 //! What a relay needs that owns rows by whole lanes of keys, instead of one by one.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::{Action, BoxFuture, ClaimedRow, Error, Malformed, Settled};
@@ -71,6 +72,24 @@ pub trait LaneStore: Send + Sync + 'static {
         length: Duration,
     ) -> BoxFuture<'a, Result<Renewed, Error>>;
 
+    /// Says that this relay is there, for that long, and with which settings; unless others are there with other settings, which it
+    /// gives then. Such a relay is not to lease anything. Of two that say so at once, one hears of the other. A renewal leaves the
+    /// settings as they are. Default: nobody has others.
+    fn agree<'a>(
+        &'a self,
+        owner: &'a str,
+        settings: &'a str,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<RelayOfLanes>, Error>> {
+        let _ = (owner, settings, length);
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// The relays that are there, and own rows by lanes; none if the table is not prepared for that. Default: none.
+    fn relays(&self) -> BoxFuture<'_, Result<Vec<RelayOfLanes>, Error>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
     /// Gives lanes back that this owner still holds. Others may lease them at once, so nothing of them may be under way.
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>>;
 
@@ -130,6 +149,22 @@ pub struct ClosedKey {
     pub reason: Option<String>,
     /// Whether an operator has let it go on, and the relay that has the lane is yet to hear of it.
     pub reopened: bool,
+}
+
+/// A relay that owns rows by lanes, and is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelayOfLanes {
+    /// Its name.
+    pub owner: String,
+    /// What it delivers in order, as a text that is equal where that is.
+    pub settings: String,
+}
+
+/// Its name, and what it delivers in order.
+impl fmt::Display for RelayOfLanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (in order: {})", self.owner, self.settings)
+    }
 }
 
 /// What a renewal says.

@@ -40,6 +40,7 @@ enum Sabotage {
     /// With lanes.
     LeasesWhatIsHeld,
     ReadsFromTheEnd,
+    HandsOverUndrained,
 }
 
 /// One run: the table, the truth about it, and the seed's decisions.
@@ -82,13 +83,16 @@ struct Process {
     dead: AtomicBool,
     /// What it sends gets through only then, if it was ever cut off.
     cut_off_until: Mutex<Option<Instant>>,
+    /// It has heard that others have the same settings, which it needs to start.
+    has_agreed: AtomicBool,
     /// What a test wants to become of the next calls.
     script: Mutex<VecDeque<(Call, store::End)>>,
 }
 
 impl Process {
     fn new(name: String) -> Self {
-        Self { name, dead: AtomicBool::new(false), cut_off_until: Mutex::default(), script: Mutex::default() }
+        let (cut_off_until, script) = (Mutex::default(), Mutex::default());
+        Self { name, dead: AtomicBool::new(false), cut_off_until, has_agreed: AtomicBool::new(false), script }
     }
 
     fn is_dead(&self) -> bool {
@@ -292,9 +296,25 @@ async fn live(sim: Arc<Sim>) {
         let rest = sim.draw(|rng| every.mul_f64(rng.f64() * 2.0)) + Duration::from_millis(1);
         sleep(rest).await;
         runs += 1;
-        meddle(&sim, &mut nodes, &mut endings, runs).await;
+        match sim.plan.calm {
+            true => come_or_go(&sim, &mut nodes, &mut endings, runs).await,
+            false => meddle(&sim, &mut nodes, &mut endings, runs).await,
+        }
     }
     heal(&sim, &mut nodes, &mut endings, runs).await;
+}
+
+/// A process starts, or ends in order, unless it is the last one.
+async fn come_or_go(sim: &Arc<Sim>, nodes: &mut [Option<Node>], endings: &mut JoinSet<()>, run: u32) {
+    let index = sim.draw(|rng| rng.usize(..nodes.len()));
+    let alone = nodes.iter().flatten().count() == 1;
+    match nodes[index].take_if(|_| !alone) {
+        Some(node) => {
+            endings.spawn(end(Arc::clone(sim), node, End::Shutdown));
+        }
+        None if nodes[index].is_none() => nodes[index] = Some(Node::start(sim, format!("n{index}r{run}")).await),
+        None => {}
+    }
 }
 
 /// One act of the nemesis.

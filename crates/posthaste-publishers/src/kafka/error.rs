@@ -145,6 +145,12 @@ pub(super) fn ends_a_producer(code: RDKafkaErrorCode) -> bool {
     matches!(code, RDKafkaErrorCode::Fatal | RDKafkaErrorCode::MessageTimedOut)
 }
 
+/// Whether it is said of everything that a producer has, when it takes nothing more.
+pub(super) fn is_about_the_producer(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode::*;
+    matches!(code, Fatal | GaplessGuarantee | OutOfOrderSequenceNumber | PurgeInflight | PurgeQueue)
+}
+
 /// What to do about it, where the user can do something.
 pub(super) fn advice(code: RDKafkaErrorCode) -> &'static str {
     use RDKafkaErrorCode::*;

@@ -1,14 +1,14 @@
 //! The producer of librdkafka, and the reports of a batch that it was given.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer};
 use rdkafka::{ClientConfig, ClientContext};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -37,12 +37,25 @@ pub(super) struct Refusal {
 #[derive(Clone)]
 pub(super) struct Producer(Arc<Ending>);
 
-struct Ending(Option<ThreadedProducer<Reports>>);
+struct Ending {
+    inner: Option<ThreadedProducer<Reports>>,
+    given_up: AtomicBool,
+}
 
 impl Producer {
     pub(super) fn new(config: &ClientConfig) -> Result<Self, KafkaError> {
         let inner = ThreadedProducer::from_config_and_context(config, Reports::default())?;
-        Ok(Self(Arc::new(Ending(Some(inner)))))
+        Ok(Self(Arc::new(Ending { inner: Some(inner), given_up: AtomicBool::new(false) })))
+    }
+
+    /// Sends nothing more of what it has: whoever waits for it is told.
+    pub(super) fn give_up(&self) {
+        self.0.given_up.store(true, Ordering::Release);
+        self.purge(PurgeConfig::default().queue().inflight());
+    }
+
+    pub(super) fn is_given_up(&self) -> bool {
+        self.0.given_up.load(Ordering::Acquire)
     }
 
     pub(super) fn is(&self, other: &Self) -> bool {
@@ -62,13 +75,13 @@ impl Deref for Producer {
     type Target = ThreadedProducer<Reports>;
 
     fn deref(&self) -> &Self::Target {
-        self.0.0.as_ref().expect("it is there until it ends")
+        self.0.inner.as_ref().expect("it is there until it ends")
     }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let inner = self.0.take();
+        let inner = self.inner.take();
         // Without a thread it ends here: what it has to be dropped for is dropped with what failed.
         let _ = std::thread::Builder::new().name("kafka-end".to_owned()).spawn(move || drop(inner));
     }

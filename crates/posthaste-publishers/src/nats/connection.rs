@@ -9,7 +9,7 @@ use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{Context, ContextBuilder};
 use async_nats::{ConnectErrorKind, Event, ServerAddr, ServerError};
 use bytes::Bytes;
-use tokio::sync::{Semaphore, broadcast};
+use tokio::sync::{Mutex, Semaphore, broadcast};
 use tokio::time::timeout;
 
 use super::NatsOptions;
@@ -28,6 +28,8 @@ pub(super) struct Connection {
     pub(super) jetstream: Context,
     lost: Arc<AtomicBool>,
     pub(super) news: broadcast::Sender<News>,
+    /// Whose turn it is to send a batch in which messages have to be right behind each other.
+    pub(super) turn: Mutex<()>,
 }
 
 /// What the server says beside its acknowledgements.
@@ -90,7 +92,7 @@ impl Connection {
             // The limit is ours. Theirs is wide enough for what batches that were cut short leave behind.
             .max_ack_inflight(options.max_in_flight.clamp(1, Semaphore::MAX_PERMITS / 8).saturating_mul(4))
             .build(client);
-        Ok(Self { jetstream, lost, news })
+        Ok(Self { jetstream, lost, news, turn: Mutex::default() })
     }
 
     /// Whether it was lost, or left.

@@ -13,6 +13,10 @@ pub(super) enum Trouble {
     Silence,
     /// Nobody listens to the subject now: there is no stream, or it has no leader.
     Nobody,
+    /// It was to be stored right behind another message, and was not.
+    NotBehind,
+    /// It was not sent, since the one that it has to be behind was not.
+    NotSent,
 }
 
 /// What kind of refusal it was.
@@ -20,6 +24,7 @@ pub(super) fn refused(subject: &str, error: &context::PublishError) -> Trouble {
     Trouble::Told(match error.kind() {
         Refusal::TimedOut => return Trouble::Silence,
         Refusal::StreamNotFound => return Trouble::Nobody,
+        Refusal::WrongLastMessageId => return Trouble::NotBehind,
         kind => told(subject, kind, error),
     })
 }

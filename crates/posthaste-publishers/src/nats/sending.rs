@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::str::FromStr;
 use std::time::Duration;
 
-use async_nats::header::{HeaderMap, HeaderName, HeaderValue, NATS_EXPECTED_STREAM, NATS_MESSAGE_ID};
+use async_nats::header::{
+    HeaderMap, HeaderName, HeaderValue, NATS_EXPECTED_LAST_MESSAGE_ID, NATS_EXPECTED_STREAM, NATS_MESSAGE_ID,
+};
 use async_nats::jetstream::context::{self, PublishAckFuture, PublishErrorKind as Refusal};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::publish::PublishAck;
@@ -16,13 +18,22 @@ use super::connection::{Connection, News};
 use super::error::{Trouble, lost, refused};
 use crate::publisher::{Message, PublishError};
 
-/// What goes over the connection for a message that has to be stored by that stream, if it has to be a certain one.
-pub(super) fn prepared(message: &Message, expected_stream: Option<&str>) -> Result<PublishMessage, PublishError> {
+/// By what a stream knows a message. It may have several of the subjects that an event goes to: it is a repeat only if the subject
+/// is the same.
+fn id_of(message: &Message) -> String {
+    format!("{}/{}", message.id, message.to)
+}
+
+/// What goes over the connection for a message that has to be stored by that stream, if it has to be a certain one, and right
+/// behind another, if it has to be.
+pub(super) fn prepared(
+    message: &Message,
+    expected_stream: Option<&str>,
+    behind: Option<&Message>,
+) -> Result<PublishMessage, PublishError> {
     if !is_subject(&message.to) {
         return Err(no_subject(&message.to));
     }
-    // A stream may have several of the subjects that an event goes to: it is a repeat only if the subject is the same.
-    let id = format!("{}/{}", message.id, message.to);
     let mut headers = HeaderMap::new();
     for (name, value) in &message.headers {
         let parsed = HeaderName::from_str(name).ok().filter(|_| !name.is_empty()).ok_or_else(|| {
@@ -33,7 +44,10 @@ pub(super) fn prepared(message: &Message, expected_stream: Option<&str>) -> Resu
         headers.insert(parsed, header_value(name, value)?);
     }
     headers.insert("content-type", header_value("content-type", &message.content_type)?);
-    headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", &id)?);
+    headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", &id_of(message))?);
+    if let Some(behind) = behind {
+        headers.insert(NATS_EXPECTED_LAST_MESSAGE_ID, header_value("Nats-Expected-Last-Msg-Id", &id_of(behind))?);
+    }
     if let Some(stream) = expected_stream {
         headers.insert(NATS_EXPECTED_STREAM, header_value("Nats-Expected-Stream", stream)?);
     }

@@ -14,9 +14,12 @@ use posthaste_core::store::{Counts, Filter, Page};
 use posthaste_core::{Event, EventId, MemoryStore, Options, Outbox};
 use posthaste_publishers::kafka::{Compression, Error, Kafka, KafkaOptions};
 use posthaste_publishers::{BreakerState, Debezium, Envelope, Message, PublishError, PublishErrorKind, Publisher};
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
 use tokio::time::Instant;
 
 use broker::{Private, Seen, create_topic, new_topic, read, shared, unused_topic};
@@ -478,6 +481,109 @@ async fn what_was_refused_together_does_not_go_alone_one_after_the_other() {
     assert!(begun_at.elapsed() < Duration::from_secs(10), "{:?}", begun_at.elapsed());
     assert_all_arrived(&kafka.publish(numbered("orders", 1, 500..1_000)).await);
     assert_once_and_in_order(&read(&mock.bootstrap_servers(), "orders").await, 1, 1_000);
+}
+
+/// What the mock has stored, as its own client reads it.
+fn stored(mock: &MockCluster<'_, DefaultProducerContext>, topic: &str) -> Vec<String> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", mock.bootstrap_servers())
+        .set("group.id", "reader")
+        .set("enable.partition.eof", "true")
+        .create()
+        .unwrap();
+    let mut from = TopicPartitionList::new();
+    from.add_partition_offset(topic, 0, Offset::Beginning).unwrap();
+    consumer.assign(&from).unwrap();
+    let mut bodies = Vec::new();
+    loop {
+        match consumer.poll(PATIENCE).expect("there is an end") {
+            Ok(record) => bodies.push(String::from_utf8(record.payload().unwrap().to_vec()).unwrap()),
+            Err(KafkaError::PartitionEOF(_)) => return bodies,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn texts(numbers: std::ops::Range<usize>) -> Vec<String> {
+    numbers.map(|number| number.to_string()).collect()
+}
+
+async fn in_order(kafka: &Kafka, messages: Vec<Message>) -> Vec<Option<PublishErrorKind>> {
+    let noted = posthaste_publishers::Results::new(messages.len(), Instant::now() + PATIENCE).in_order();
+    kafka.publish_into(messages, &noted).await;
+    kinds(&noted.into_noted().into_iter().map(Option::unwrap).collect::<Vec<_>>())
+}
+
+const DEFERRED: Option<PublishErrorKind> = Some(PublishErrorKind::Deferred);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_order_a_refusal_leaves_no_gap() {
+    let mock = MockCluster::new(1).unwrap();
+    mock.create_topic("orders", 1, 1).unwrap();
+    // One message in each request, and several of them on their way.
+    let options = KafkaOptions::new(mock.bootstrap_servers()).property("batch.num.messages", "1");
+    let kafka = Kafka::connect(options).await.unwrap();
+    let (fine, refused) =
+        (RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR, RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED);
+    // Their mock takes what comes behind a gap, unlike a broker, so that all that is on its way is refused.
+    let errors: Vec<_> = [fine; 3].into_iter().chain([refused; 5]).collect();
+    mock.request_errors(RDKafkaApiKey::Produce, &errors);
+    let batch = numbered("orders", 1, 0..40);
+    let said = in_order(&kafka, batch.clone()).await;
+    assert_eq!(said[..4], [None, None, None, Some(PublishErrorKind::Retryable)]);
+    assert_eq!(said[4..], [DEFERRED; 36]);
+    assert_eq!(stored(&mock, "orders"), texts(0..3));
+    // With another producer it goes on.
+    mock.clear_request_errors(RDKafkaApiKey::Produce);
+    assert_eq!(in_order(&kafka, batch[3..].to_vec()).await, [None; 37]);
+    assert_eq!(stored(&mock, "orders"), texts(0..40));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_order_what_is_refused_together_comes_again_with_fewer() {
+    let too_large = RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE;
+    let (mock, kafka) = mocked(&[too_large, too_large]).await;
+    let mut left = numbered("orders", 1, 0..50);
+    let mut rounds = 0;
+    while !left.is_empty() {
+        rounds += 1;
+        let said = in_order(&kafka, left.clone()).await;
+        let through = said.iter().take_while(|said| said.is_none()).count();
+        assert!(said[through..].iter().all(|said| *said == DEFERRED), "{said:?}");
+        left.drain(..through);
+        assert!(rounds < 20, "{} are left", left.len());
+    }
+    assert!(rounds > 1, "nothing was refused");
+    assert_eq!(stored(&mock, "orders"), texts(0..50));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_order_what_goes_to_another_topic_waits_for_what_is_before_it() {
+    let (mock, kafka) = leaderless(Duration::from_secs(4)).await;
+    let batch = vec![
+        message("orders", "a", "0"),
+        message("leaderless", "a", "1"),
+        message("orders", "a", "2"),
+        message("orders", "b", "3"),
+    ];
+    assert_eq!(in_order(&kafka, batch).await, [None, DEFERRED, DEFERRED, None]);
+    let mut taken = stored(&mock, "orders");
+    taken.sort();
+    assert_eq!(taken, ["0", "3"]);
+    // It is left alone for a while, and so is what is behind it.
+    let batch = vec![message("leaderless", "a", "1"), message("orders", "a", "2"), message("orders", "b", "4")];
+    assert_eq!(in_order(&kafka, batch).await, [DEFERRED, DEFERRED, None]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_order_events_of_one_key_do_not_wait_for_each_other() {
+    let (mock, kafka) = mocked(&[]).await;
+    mock.broker_round_trip_time(1, Duration::from_millis(50)).unwrap();
+    let begun_at = Instant::now();
+    assert_eq!(in_order(&kafka, numbered("orders", 1, 0..500)).await, [None; 500]);
+    // One after the other they would take 25 s.
+    assert!(begun_at.elapsed() < Duration::from_secs(10), "{:?}", begun_at.elapsed());
+    assert_eq!(stored(&mock, "orders"), texts(0..500));
 }
 
 /// A cluster in which one topic has no leader.

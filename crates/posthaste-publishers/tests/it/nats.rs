@@ -1,10 +1,10 @@
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use posthaste_core::{Event, MemoryStore, Options, Outbox, RetryPolicy};
+use posthaste_core::{Event, MemoryStore, Options, Ordered, Outbox, RetryPolicy};
 use posthaste_publishers::nats::{Nats, NatsOptions};
-use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher, Results};
+use posthaste_publishers::{BreakerState, Message, PublishErrorKind, Publisher, Results};
 use posthaste_torture::proxy::Proxy;
 use serde_json::Value;
 use tokio::time::timeout_at;
@@ -102,6 +102,156 @@ async fn a_batch_is_stored_in_its_order_also_when_fewer_may_be_in_flight() {
         let batch = (0..500).map(|n| message(&to(n), &format!("m-{n}"), n.to_string())).collect();
         assert_eq!(kinds(&nats.publish(batch).await), [None; 500]);
         assert_eq!(bodies(&read(&url(), stream)), numbers(0..500));
+    }
+}
+
+/// Messages of one key, each with its number as the body.
+fn run_of(to: &str, key: &str, count: usize) -> Vec<Message> {
+    let of_key = |n: usize| Message { key: Some(key.to_owned()), ..message(to, &format!("{key}-{n}"), n.to_string()) };
+    (0..count).map(of_key).collect()
+}
+
+async fn in_order(nats: &Nats, messages: Vec<Message>) -> Vec<Option<PublishErrorKind>> {
+    let results = Results::new(messages.len(), tokio::time::Instant::now() + Duration::from_secs(60)).in_order();
+    nats.publish_into(messages, &results).await;
+    kinds(&results.into_noted().into_iter().map(Option::unwrap).collect::<Vec<_>>())
+}
+
+/// The bodies that a stream has of each key, as they came.
+fn by_key(stream: &[Value]) -> HashMap<String, Vec<String>> {
+    let mut by_key: HashMap<_, Vec<String>> = HashMap::new();
+    for message in stream {
+        let id = message["headers"]["event-id"].as_str().unwrap();
+        let key = id.rsplit_once('-').unwrap().0.to_owned();
+        by_key.entry(key).or_default().push(message["body"].as_str().unwrap().to_owned());
+    }
+    by_key
+}
+
+#[tokio::test]
+async fn in_order_nothing_is_stored_behind_one_that_is_not() {
+    add_stream(&url(), "prefix", r#", "max_msg_size": 400"#);
+    let nats = connect(&url()).await;
+    let mut batch = run_of("prefix.x", "a", 50);
+    batch[20].body = "x".repeat(500).into();
+    batch.extend(run_of("prefix.x", "b", 50));
+    let said = in_order(&nats, batch.clone()).await;
+    assert_eq!(said[..20], [None; 20]);
+    assert_eq!(said[20], PERMANENT);
+    assert_eq!(said[21..50], [DEFERRED; 29]);
+    assert_eq!(said[50..], [None; 50]);
+    assert_eq!(
+        by_key(&read(&url(), "prefix")),
+        [("a", 20), ("b", 50)].map(|(k, n)| (k.to_owned(), numbers(0..n))).into()
+    );
+    // What could not be sent at all holds up those behind it as well.
+    let mut batch = run_of("prefix.x", "c", 5);
+    batch[2].to = "prefix x".to_owned();
+    let said = in_order(&nats, batch).await;
+    assert_eq!(said, [None, None, PERMANENT, DEFERRED, DEFERRED]);
+    assert_eq!(by_key(&read(&url(), "prefix"))["c"], ["0", "1"]);
+}
+
+#[tokio::test]
+async fn in_order_repeats_and_several_streams_are_no_obstacle() {
+    for stream in ["first-half", "second-half"] {
+        add_stream(&url(), stream, "");
+    }
+    let nats = connect(&url()).await;
+    let mut batch = run_of("first-half.x", "a", 60);
+    for (n, message) in batch.iter_mut().enumerate().filter(|(n, _)| n % 3 == 0) {
+        message.to = format!("second-half.{}", n % 2);
+    }
+    // The second time the first of them are there.
+    assert_eq!(in_order(&nats, batch[..30].to_vec()).await, [None; 30]);
+    assert_eq!(in_order(&nats, batch).await, [None; 60]);
+    let stored = |stream| bodies(&read(&url(), stream)).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let (third, other): (Vec<_>, Vec<_>) = (0..60).partition(|n| n % 3 == 0);
+    let texts = |numbers: Vec<usize>| numbers.into_iter().map(|n| n.to_string()).collect::<Vec<_>>();
+    assert_eq!(stored("first-half"), texts(other));
+    assert_eq!(stored("second-half"), texts(third));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn in_order_others_may_write_to_the_same_stream() {
+    add_stream(&url(), "busy", "");
+    let mut tasks = tokio::task::JoinSet::new();
+    for connection in 0..3 {
+        let nats = connect(&url()).await;
+        for task in 0..3 {
+            let nats = nats.clone();
+            tasks.spawn(async move {
+                let keys = (0..5).map(|key| format!("k{connection}.{task}.{key}"));
+                let batch: Vec<_> = keys.flat_map(|key| run_of("busy.x", &key, 100)).collect();
+                assert_eq!(in_order(&nats, batch).await, [None; 500]);
+            });
+        }
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    let stored = by_key(&read(&url(), "busy"));
+    assert_eq!(stored.len(), 45);
+    assert!(stored.values().all(|of_key| *of_key == numbers(0..100)));
+}
+
+#[tokio::test]
+async fn in_order_events_of_one_aggregate_do_not_wait_for_each_other() {
+    add_stream(&url(), "together", "");
+    let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
+    let nats = connect(&format!("nats://{}", proxy.addr())).await;
+    proxy.delay(Some(Duration::from_millis(50)));
+    let began_at = Instant::now();
+    assert_eq!(in_order(&nats, run_of("together.x", "a", 500)).await, [None; 500]);
+    // One after the other they would take 25 s.
+    assert!(began_at.elapsed() < Duration::from_secs(3), "{:?}", began_at.elapsed());
+    assert_eq!(bodies(&read(&url(), "together")), numbers(0..500));
+}
+
+#[tokio::test]
+async fn events_of_an_aggregate_arrive_in_order_through_lost_connections() {
+    add_stream(&url(), "lost-order", "");
+    let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
+    let options = NatsOptions::new(format!("nats://{}", proxy.addr())).ack_timeout(Duration::from_secs(1));
+    let nats = Nats::connect(options).await.unwrap();
+    let store = MemoryStore::new();
+    let listener = nats.subject("lost-order.{event_type}");
+    let soon =
+        Options { retry_base: Duration::from_millis(10), retry_max: Duration::from_millis(10), ..Options::default() };
+    let outbox = Outbox::builder(store.clone()).options(soon).ordered(Ordered::all());
+    let outbox = outbox.listen("Order", "*", listener).start().await.unwrap();
+    const EVENTS: usize = 3000;
+    let writer = {
+        let outbox = outbox.clone();
+        tokio::spawn(async move {
+            for n in 0..EVENTS {
+                // One aggregate has nine tenths of them.
+                let order = if n % 10 == 0 { n % 7 + 1 } else { 0 };
+                let event = Event::builder("Placed").id(format!("{order}-{n:05}")).aggregate("Order", order);
+                let mut tx = outbox.begin().await.unwrap();
+                tx.write(event.json_text(n.to_string())).await.unwrap();
+                tx.commit().await.unwrap();
+                if n % 100 == 0 {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        })
+    };
+    for n in 0..12 {
+        tokio::time::sleep(Duration::from_millis(40 + n * 7)).await;
+        proxy.cut();
+        outbox.wake();
+    }
+    writer.await.unwrap();
+    until(&store, "all are delivered", |counts| counts.done == EVENTS as u64).await;
+    outbox.shutdown().await;
+    let stored = by_key(&read(&url(), "lost-order"));
+    let all: usize = stored.values().map(Vec::len).sum();
+    // The stream drops repeats.
+    assert_eq!(all, EVENTS);
+    for (order, bodies) in stored {
+        let numbers: Vec<usize> = bodies.iter().map(|body| body.parse().unwrap()).collect();
+        assert!(numbers.is_sorted(), "order {order}: {numbers:?}");
     }
 }
 

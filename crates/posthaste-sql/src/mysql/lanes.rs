@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use posthaste_core::Event;
 use posthaste_core::store::{
-    BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLanes, Renewed, Settled,
+    BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLanes, RelayOfLanes,
+    Renewed, Settled,
 };
 use sqlx::SqlStr;
 use sqlx::mysql::MySqlConnection;
@@ -24,7 +25,7 @@ use super::sql::{DIALECT, SKIP_LOCKED, VALUE};
 use super::{MySqlStore, patiently};
 use crate::admin::limit;
 use crate::finish::finish;
-use crate::lanes::{Prepared, lane};
+use crate::lanes::{Prepared, lane, others, relay};
 use crate::many::Many;
 use crate::table::TableName;
 use moments::Moments;
@@ -120,6 +121,20 @@ impl LaneStore for MySqlStore {
         patiently!(self, |store| store.try_renew_lanes(&owner, &leases, length))
     }
 
+    fn agree<'a>(
+        &'a self,
+        owner: &'a str,
+        settings: &'a str,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<RelayOfLanes>, Error>> {
+        let (owner, settings) = (owner.to_owned(), settings.to_owned());
+        patiently!(self, |store| store.try_agree(&owner, &settings, length))
+    }
+
+    fn relays(&self) -> BoxFuture<'_, Result<Vec<RelayOfLanes>, Error>> {
+        patiently!(self, |store| store.try_relays())
+    }
+
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {
         let (owner, leases) = (owner.to_owned(), leases.to_vec());
         patiently!(self, |store| store.try_give_back_lanes(&owner, &leases))
@@ -210,6 +225,29 @@ impl MySqlStore {
         Ok(Renewed { held: leases.iter().map(|lease| held.contains(lease)).collect(), relays })
     }
 
+    async fn try_agree(&self, owner: &str, settings: &str, lasts: Duration) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
+        let statement = |template| DIALECT.statement(template, self.table());
+        let mut tx = self.begin_relay().await?;
+        sqlx::query(statement(sql::AGREE_ALONE)).execute(&mut *tx).await?;
+        let others = others(relays(self.table(), &mut tx).await?, owner, settings);
+        if others.is_empty() {
+            let query = sqlx::query(statement(sql::AGREE)).bind(owner).bind(settings).bind(length(lasts));
+            query.execute(&mut *tx).await?;
+        } else {
+            sqlx::query(statement(sql::DISAGREE)).bind(owner).execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        Ok(others)
+    }
+
+    async fn try_relays(&self) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
+        let mut connection = self.acquire().await?;
+        if !self.has_keys(&mut connection).await? {
+            return Ok(Vec::new());
+        }
+        relays(self.table(), &mut connection).await
+    }
+
     async fn try_give_back_lanes(&self, owner: &str, leases: &[LaneLease]) -> Result<(), sqlx::Error> {
         let mut tx = self.begin_relay().await?;
         let held = self.held_lanes(&mut tx, &self.sql.lanes.held, owner, leases).await?;
@@ -237,6 +275,11 @@ impl MySqlStore {
         let query = fill(leases, size).fold(sqlx::query_as(sql), |query, lease| query.bind(lease.lane.0));
         Ok(query.bind(owner).fetch_all(connection).await?.into_iter().map(lease).collect())
     }
+}
+
+async fn relays(table: &TableName, connection: &mut MySqlConnection) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
+    let there = sqlx::query_as(DIALECT.statement(sql::SETTINGS, table)).fetch_all(connection).await?;
+    Ok(there.into_iter().map(relay).collect())
 }
 
 fn lease((number, epoch): (i64, i64)) -> LaneLease {

@@ -12,16 +12,18 @@ use std::time::Duration;
 
 use posthaste_core::Event;
 use posthaste_core::store::{
-    BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLanes, Renewed, Settled,
+    BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLanes, RelayOfLanes,
+    Renewed, Settled,
 };
-use sqlx::SqlStr;
+use sqlx::postgres::PgConnection;
+use sqlx::{SqlSafeStr, SqlStr, Transaction};
 
 use super::PgStore;
 use super::moment::interval;
-use super::sql::DIALECT;
 use super::sql::lanes as sql;
+use super::sql::{BEGIN, DIALECT};
 use crate::admin::limit;
-use crate::lanes::lane;
+use crate::lanes::{lane, others, relay};
 use crate::table::TableName;
 
 /// What is said about the lanes of a table.
@@ -98,6 +100,24 @@ impl LaneStore for PgStore {
         Box::pin(self.retrying(move || self.try_renew_lanes(owner, leases, length)))
     }
 
+    fn agree<'a>(
+        &'a self,
+        owner: &'a str,
+        settings: &'a str,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<RelayOfLanes>, Error>> {
+        Box::pin(self.retrying(move || self.try_agree(owner, settings, length)))
+    }
+
+    fn relays(&self) -> BoxFuture<'_, Result<Vec<RelayOfLanes>, Error>> {
+        Box::pin(async move {
+            if !self.has_keys().await? {
+                return Ok(Vec::new());
+            }
+            self.retrying(async || relays(self.table(), &mut *self.acquire().await?).await).await
+        })
+    }
+
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(self.retrying(move || self.try_give_back_lanes(owner, leases)))
     }
@@ -168,6 +188,21 @@ impl PgStore {
         Ok(Renewed { held: leases.iter().map(|lease| held.contains(lease)).collect(), relays })
     }
 
+    async fn try_agree(&self, owner: &str, settings: &str, length: Duration) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
+        let statement = |template| DIALECT.statement(template, self.table());
+        let mut tx = Transaction::begin(self.acquire().await?, Some(BEGIN.into_sql_str())).await?;
+        sqlx::query(statement(sql::AGREE_ALONE)).execute(&mut *tx).await?;
+        let others = others(relays(self.table(), &mut tx).await?, owner, settings);
+        if others.is_empty() {
+            let query = sqlx::query(statement(sql::AGREE)).bind(owner).bind(settings).bind(interval(length));
+            query.execute(&mut *tx).await?;
+        } else {
+            sqlx::query(statement(sql::DISAGREE)).bind(owner).execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        Ok(others)
+    }
+
     async fn try_give_back_lanes(&self, owner: &str, leases: &[LaneLease]) -> Result<(), sqlx::Error> {
         if leases.is_empty() {
             return Ok(());
@@ -176,6 +211,11 @@ impl PgStore {
         let query = sqlx::query(self.sql.lanes.give_back.clone()).bind(owner).bind(lanes).bind(epochs);
         query.execute(&mut *self.acquire().await?).await.map(drop)
     }
+}
+
+async fn relays(table: &TableName, connection: &mut PgConnection) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
+    let there = sqlx::query_as(DIALECT.statement(sql::RELAYS, table)).fetch_all(connection).await?;
+    Ok(there.into_iter().map(relay).collect())
 }
 
 fn lease(number: i16, epoch: i64) -> LaneLease {

@@ -6,13 +6,13 @@ mod settle;
 
 use std::time::Duration;
 
-use posthaste_core::Event;
 use posthaste_core::store::{
     BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLane, ReadLanes,
-    Renewed, Settled,
+    RelayOfLanes, Renewed, Settled,
 };
+use posthaste_core::{Event, Timestamp};
 use sqlx::SqlStr;
-use sqlx::sqlite::SqliteRow;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::gate::Patience;
 use super::sql::DIALECT;
@@ -20,7 +20,7 @@ use super::sql::lanes as sql;
 use super::tx::begin_immediate;
 use super::{SqliteStore, patiently, row};
 use crate::admin::limit;
-use crate::lanes::lane;
+use crate::lanes::{lane, others, relay};
 use crate::table::TableName;
 
 /// How long a relay that is gone is remembered.
@@ -95,6 +95,24 @@ impl LaneStore for SqliteStore {
         length: Duration,
     ) -> BoxFuture<'a, Result<Renewed, Error>> {
         Box::pin(patiently!(self, self.try_renew_lanes(owner, leases, length)))
+    }
+
+    fn agree<'a>(
+        &'a self,
+        owner: &'a str,
+        settings: &'a str,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<RelayOfLanes>, Error>> {
+        Box::pin(patiently!(self, self.try_agree(owner, settings, length)))
+    }
+
+    fn relays(&self) -> BoxFuture<'_, Result<Vec<RelayOfLanes>, Error>> {
+        Box::pin(async move {
+            if !self.has_keys().await? {
+                return Ok(Vec::new());
+            }
+            patiently!(self, self.try_relays()).await
+        })
     }
 
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {
@@ -181,6 +199,35 @@ impl SqliteStore {
             sqlx::query_scalar(self.sql.lanes.relays.clone()).bind(now.as_micros()).fetch_all(&mut *tx).await?;
         tx.commit().await?;
         Ok(Renewed { held, relays })
+    }
+
+    async fn try_agree(&self, owner: &str, settings: &str, length: Duration) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
+        let now = self.now();
+        let mut tx = begin_immediate(self.relay().await?).await?;
+        let others = others(self.relays_at(now, &mut tx).await?, owner, settings);
+        let statement = |template| DIALECT.statement(template, self.table());
+        if others.is_empty() {
+            let query = sqlx::query(statement(sql::AGREE)).bind(owner).bind(settings);
+            query.bind((now + length).as_micros()).execute(&mut *tx).await?;
+        } else {
+            sqlx::query(statement(sql::DISAGREE)).bind(owner).execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        Ok(others)
+    }
+
+    async fn try_relays(&self) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
+        let mut connection = self.relay().await?.acquire().await?;
+        self.relays_at(self.now(), &mut connection).await
+    }
+
+    async fn relays_at(
+        &self,
+        now: Timestamp,
+        connection: &mut SqliteConnection,
+    ) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
+        let query = sqlx::query_as(DIALECT.statement(sql::SETTINGS, self.table())).bind(now.as_micros());
+        Ok(query.fetch_all(connection).await?.into_iter().map(relay).collect())
     }
 
     async fn try_give_back_lanes(&self, owner: &str, leases: &[LaneLease]) -> Result<(), sqlx::Error> {

@@ -191,8 +191,8 @@ async fn with_lanes_a_key_that_was_closed_late_stays_closed() {
     let ms = Duration::from_millis;
     let lingering = Options { settle_linger: ms(5), ..options() };
     let mut scene = Scene::new(Plan { lanes: Some(OnDead::Park), ..Plan::scripted(lingering) });
-    // The event is read again and tried again before it is carried out, and settled again after it.
-    scene.start().await.process.expect(Call::Settle, End::Late(Trouble::Unavailable, ms(1)));
+    // The event is read again after a tenth of a second and tried again before it is carried out, and settled again after it.
+    scene.start().await.process.expect(Call::Settle, End::Late(Trouble::Unavailable, ms(104)));
     // Numbers 0 and 4 are of one key.
     scene.write(0, Kind::Permanent, 0).await;
     for _ in 1..=4 {

@@ -1,12 +1,13 @@
 //! The same processes, with lanes: what is delivered is in order, whatever goes wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use posthaste_core::store::{
     AdminStore, BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLanes,
-    Renewed, Settled, Status,
+    RelayOfLanes, Renewed, Settled, Status,
 };
 use posthaste_core::{Event, EventId, OnDead};
 
@@ -41,10 +42,28 @@ impl LaneStore for SimStore {
         length: Duration,
     ) -> BoxFuture<'a, Result<Renewed, Error>> {
         let (owner, leases) = (owner.to_owned(), leases.to_vec());
+        Box::pin(async move { Ok(self.call(Call::Renew, move |sim| sim.renew_lanes(&owner, &leases, length)).await?) })
+    }
+
+    fn agree<'a>(
+        &'a self,
+        owner: &'a str,
+        settings: &'a str,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<RelayOfLanes>, Error>> {
+        let (name, settings) = (owner.to_owned(), settings.to_owned());
+        let agree = move |sim: &Sim| at_once(sim.base.agree(&name, &settings, length)).unwrap();
         Box::pin(async move {
-            let renew = move |sim: &Sim| at_once(sim.base.renew_lanes(&owner, &leases, length)).unwrap();
-            Ok(self.call(Call::Renew, renew).await?)
+            // A process that cannot start has nobody to wait for it.
+            match self.process.has_agreed.swap(true, Ordering::Relaxed) {
+                true => Ok(self.call(Call::Renew, agree).await?),
+                false => Ok(agree(&self.sim)),
+            }
         })
+    }
+
+    fn relays(&self) -> BoxFuture<'_, Result<Vec<RelayOfLanes>, Error>> {
+        self.sim.base.relays()
     }
 
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {
@@ -109,6 +128,18 @@ impl Sim {
         leases
     }
 
+    fn renew_lanes(&self, owner: &str, leases: &[LaneLease], length: Duration) -> Renewed {
+        if self.sabotage == Some(Sabotage::HandsOverUndrained) {
+            // What is held and not read any more is about to be given back, and waits for listeners only.
+            let drains: Vec<_> =
+                leases.iter().filter(|lease| self.ledger().lanes.drains(owner, lease)).copied().collect();
+            if !drains.is_empty() {
+                self.give_back(owner, &drains);
+            }
+        }
+        at_once(self.base.renew_lanes(owner, leases, length)).unwrap()
+    }
+
     fn give_back(&self, owner: &str, leases: &[LaneLease]) {
         at_once(self.base.give_back_lanes(owner, leases)).unwrap();
         let now = self.now();
@@ -116,6 +147,10 @@ impl Sim {
     }
 
     fn read_lanes(&self, read: &ReadLanes) -> LaneRows {
+        if read.parts.iter().all(|part| part.key.is_none() && part.until.is_none()) {
+            let leases = read.parts.iter().map(|part| part.lease);
+            self.ledger().lanes.read.entry(read.owner.to_string()).or_default().note(leases.collect());
+        }
         let mut rows = at_once(self.base.read_lanes(read)).unwrap();
         if self.sabotage == Some(Sabotage::ReadsFromTheEnd) {
             rows.rows.reverse();
@@ -168,9 +203,35 @@ pub(super) struct LanesLedger {
     holders: BTreeMap<Lane, (Option<String>, i64)>,
     /// The events of each key, in the order of their numbers.
     written: BTreeMap<String, Vec<EventId>>,
+    lane_of: BTreeMap<EventId, Lane>,
+    /// What each relay reads.
+    read: BTreeMap<String, Reads>,
+}
+
+/// The lanes that a relay has read for what is new, ever and last.
+#[derive(Default)]
+struct Reads {
+    ever: BTreeSet<LaneLease>,
+    last: BTreeSet<LaneLease>,
+}
+
+impl Reads {
+    fn note(&mut self, leases: BTreeSet<LaneLease>) {
+        self.ever.extend(&leases);
+        self.last = leases;
+    }
 }
 
 impl LanesLedger {
+    pub(super) fn note_lane(&mut self, id: &EventId, lane: Option<Lane>) {
+        self.lane_of.extend(lane.map(|lane| (id.clone(), lane)));
+    }
+
+    /// Whether a relay has read a lane, and reads it no more.
+    fn drains(&self, owner: &str, lease: &LaneLease) -> bool {
+        self.read.get(owner).is_some_and(|reads| reads.ever.contains(lease) && !reads.last.contains(lease))
+    }
+
     pub(super) fn new(policy: Option<OnDead>) -> Self {
         Self { policy, ..Self::default() }
     }
@@ -222,6 +283,13 @@ impl Ledger {
                 && *epoch == lease.epoch
             {
                 *holder = None;
+                let of_lane = |id: &EventId| self.lanes.lane_of.get(id) == Some(&lease.lane);
+                let with_it = self.facts.iter().filter(|(id, fact)| of_lane(id) && fact.running.contains(&plain));
+                let with_it: Vec<_> = with_it.map(|(id, _)| id.clone()).collect();
+                for id in with_it {
+                    let lane = lease.lane.0;
+                    self.broken(now, format!("drain: {plain} gave lane {lane} back while a listener of its had {id}"));
+                }
             }
         }
     }
@@ -302,6 +370,12 @@ fn with_lanes_every_seed_holds() {
 }
 
 #[test]
+fn with_lanes_that_move_nothing_is_cut_short_or_repeated() {
+    let seen = &["give back", "ends: Shutdown", "has ended", "epoch 3 Applied", "Some(Done)", "Some(Failed)"];
+    seeds_hold(Plan::with_moving_lanes, 150, seen);
+}
+
+#[test]
 fn with_lanes_the_same_seed_gives_the_same_run() {
     for seed in 0..40 {
         let (first, second) =
@@ -323,6 +397,17 @@ fn with_lanes_planted_mistakes_are_noticed() {
             violations.iter().any(|violation| violation.starts_with(verdict))
         });
         assert!(noticed, "{sabotage:?} went unnoticed");
+    }
+}
+
+#[test]
+fn with_lanes_that_move_a_missing_drain_is_noticed() {
+    for verdict in ["drain", "cut"] {
+        let noticed = (0..150).any(|seed| {
+            let run = run_plan(seed, Plan::with_moving_lanes(seed), Some(Sabotage::HandsOverUndrained));
+            run.violations.iter().any(|violation| violation.starts_with(verdict))
+        });
+        assert!(noticed, "not noticed as {verdict}");
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) struct Fact {
     repeats: u32,
     excuses: u32,
     /// The processes in which it is with a listener.
-    running: BTreeSet<String>,
+    pub(super) running: BTreeSet<String>,
 }
 
 /// A row as it must be, in microseconds since the beginning.
@@ -395,6 +395,9 @@ impl Ledger {
     /// A listener has ended, with a verdict or cut short.
     pub(super) fn ended(&mut self, now: u64, process: &str, id: &EventId, said: Option<Said>) {
         self.note(now, format!("{process} ends {id} {said:?}"));
+        if said.is_none() && self.calm {
+            self.broken(now, format!("cut: {id} was cut short without a cause"));
+        }
         let Some(fact) = self.facts.get_mut(id) else { return };
         fact.running.remove(process);
         match said {

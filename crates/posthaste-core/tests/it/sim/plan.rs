@@ -143,6 +143,32 @@ impl Plan {
         plan.transactions = rng.u32(10..=60);
         plan
     }
+
+    /// With lanes, and nothing goes wrong, but processes come and go in order: lanes move all the time, also under listeners that
+    /// take long, and nothing may be cut short or repeated for it.
+    pub(super) fn with_moving_lanes(seed: u64) -> Self {
+        let rng = &mut Rng::with_seed(seed ^ 0x30_5e5);
+        let mut plan = Self::with_lanes(seed);
+        plan.calm = true;
+        plan.store = StoreFaults { slow: plan.store.slow, ..StoreFaults::default() };
+        plan.listener.slow = Odds(300);
+        plan.nodes = rng.usize(2..=3);
+        plan.nemesis_every = Some(millis(rng, 200..=2000));
+        plan.transactions = rng.u32(30..=100);
+        plan.chaos = millis(rng, 20_000..=60_000);
+        let listener_time_limit = millis(rng, 100..=3000);
+        plan.options = Options {
+            lane_lease: Duration::from_millis([1000, 3000][rng.usize(..2)]),
+            listener_time_limit,
+            // Nobody's time is over before his listener's.
+            shutdown_deadline: listener_time_limit * 2 + Duration::from_secs(1),
+            poll_interval: Duration::from_secs(3600),
+            poll_skip_recent: Duration::ZERO,
+            in_flight_ttl: None,
+            ..plan.options
+        };
+        plan
+    }
 }
 
 impl Plan {

@@ -360,7 +360,11 @@ impl Sim {
             CommitError::NotCommitted(error) | CommitError::Unknown(error) => error,
             error => Error::Refused(Box::new(error)),
         })?;
-        self.ledger().committed(self.now(), &tx.0.rows);
+        let mut ledger = self.ledger();
+        ledger.committed(self.now(), &tx.0.rows);
+        for (row, _) in &tx.0.rows {
+            ledger.lanes.note_lane(row.event.id(), self.base.lane_of(&row.event));
+        }
         Ok(())
     }
 

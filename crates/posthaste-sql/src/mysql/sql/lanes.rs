@@ -109,6 +109,24 @@ pub(in super::super) const GONE: &str =
 pub(in super::super) const RELAYS: &str =
     concat!("SELECT owner FROM ", relays!(), " WHERE until >= UTC_TIMESTAMP(6) ORDER BY owner");
 
+/// Lets one relay at a time say with which settings it is there.
+pub(in super::super) const AGREE_ALONE: &str = concat!("SELECT lane FROM ", lanes!(), " WHERE lane = 0 FOR UPDATE");
+
+/// Who is there, and with which settings.
+pub(in super::super) const SETTINGS: &str =
+    concat!("SELECT owner, settings FROM ", relays!(), " WHERE until >= UTC_TIMESTAMP(6) ORDER BY owner");
+
+/// Says that a relay is there with these settings.
+pub(in super::super) const AGREE: &str = concat!(
+    "INSERT INTO ",
+    relays!(),
+    " (owner, settings, until) VALUES (?, ?, TIMESTAMPADD(MICROSECOND, ?, UTC_TIMESTAMP(6))) \
+     ON DUPLICATE KEY UPDATE settings = VALUES(settings), until = VALUES(until)"
+);
+
+/// Says that those of a relay do not count.
+pub(in super::super) const DISAGREE: &str = concat!("UPDATE ", relays!(), " SET settings = '' WHERE owner = ?");
+
 /// Begins a read of which everything is as of one moment.
 pub(in super::super) const BEGIN_READ: &str =
     "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; START TRANSACTION";

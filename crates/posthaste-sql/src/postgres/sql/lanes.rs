@@ -253,6 +253,25 @@ pub(in super::super) const RENEW: &str = concat!(
      WHERE set_config('synchronous_commit', 'off', true) = 'off' AND $4 > INTERVAL '0'"
 );
 
+/// Lets one relay at a time say with which settings it is there. Settlements go on beside it.
+pub(in super::super) const AGREE_ALONE: &str =
+    concat!("SELECT lane FROM ", lanes!(), " WHERE lane = 0 FOR NO KEY UPDATE");
+
+/// Who is there, and with which settings.
+pub(in super::super) const RELAYS: &str =
+    concat!("SELECT owner, settings FROM ", relays!(), " WHERE until >= (SELECT clock_timestamp()) ORDER BY owner");
+
+/// Says that a relay is there with these settings.
+pub(in super::super) const AGREE: &str = concat!(
+    "INSERT INTO ",
+    relays!(),
+    " (owner, settings, until) VALUES ($1, $2, clock_timestamp() + $3) \
+     ON CONFLICT (owner) DO UPDATE SET settings = excluded.settings, until = excluded.until"
+);
+
+/// Says that those of a relay do not count.
+pub(in super::super) const DISAGREE: &str = concat!("UPDATE ", relays!(), " SET settings = '' WHERE owner = $1");
+
 /// Lets others have lanes at once.
 pub(in super::super) const GIVE_BACK: &str = concat!(
     "WITH ",

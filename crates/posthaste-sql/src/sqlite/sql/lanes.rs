@@ -80,6 +80,21 @@ pub(in super::super) const GONE: &str = concat!("DELETE FROM ", relays!(), " WHE
 /// Who is there.
 pub(in super::super) const RELAYS: &str = concat!("SELECT owner FROM ", relays!(), " WHERE until >= ?1 ORDER BY owner");
 
+/// Who is there, and with which settings.
+pub(in super::super) const SETTINGS: &str =
+    concat!("SELECT owner, settings FROM ", relays!(), " WHERE until >= ?1 ORDER BY owner");
+
+/// Says that a relay is there with these settings.
+pub(in super::super) const AGREE: &str = concat!(
+    "INSERT INTO ",
+    relays!(),
+    " (owner, settings, until) VALUES (?1, ?2, ?3) \
+     ON CONFLICT (owner) DO UPDATE SET settings = excluded.settings, until = excluded.until"
+);
+
+/// Says that those of a relay do not count.
+pub(in super::super) const DISAGREE: &str = concat!("UPDATE ", relays!(), " SET settings = '' WHERE owner = ?1");
+
 /// Lets others have a lane at once.
 pub(in super::super) const GIVE_BACK: &str =
     concat!("UPDATE ", lanes!(), " SET owner = NULL, until = 0 WHERE lane = ?1 AND epoch = ?2 AND owner = ?3");

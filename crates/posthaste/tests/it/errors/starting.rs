@@ -6,6 +6,7 @@ use posthaste::event::{Kind, TypedEvent, Upcasts};
 use posthaste::listener::AnyListener;
 use posthaste::options::Error;
 use posthaste::outbox::StartError;
+use posthaste::store::RelayOfLanes;
 use posthaste::{Delivery, MemoryStore, OnDead, Options, Ordered, Outbox, OutboxBuilder, Registry, SqliteStore};
 use serde::{Deserialize, Serialize};
 
@@ -112,6 +113,15 @@ async fn starts(book: &mut Book) {
     book.add("start", "OutboxBuilder::ordered, a table that was never prepared for it", &ordered.unwrap_err());
     let policy = outbox().on_dead(OnDead::Skip).listen_all(nobody);
     book.add("start", "OutboxBuilder::on_dead, without order", &start(policy).await);
+    let other = RelayOfLanes { owner: "shop-1".to_owned(), settings: r#"{"Order"}"#.to_owned() };
+    for mine in ["all", "nothing"] {
+        let error = StartError::OtherSettings { mine: mine.to_owned(), others: vec![other.clone()] };
+        book.add(
+            "start",
+            &format!("OutboxBuilder::start, beside one that has other events in order, with {mine}"),
+            &error,
+        );
+    }
     // Every store here can.
     book.add("start", "OutboxBuilder::ordered, a store that cannot", &StartError::NoLanes);
     book.add("start", "OutboxBuilder::ordered, a store that cannot park", &StartError::NoParking);
