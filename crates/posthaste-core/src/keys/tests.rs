@@ -139,10 +139,10 @@ async fn what_comes_late_to_a_key_that_has_more_is_taken_at_once() {
     let keys = keys(100);
     let hour = Duration::from_secs(3600);
     // Those behind the head are not kept, and what is new of the key is left.
-    keys.take_in(LEASE, vec![row_due(1, 5, hour), row(1, 6)], &[]);
-    assert_eq!(keys.take_in(LEASE, vec![row(1, 7)], &[]).left, [7]);
+    keys.take_in_of(LEASE, vec![row_due(1, 5, hour), row(1, 6)], &[]);
+    assert_eq!(keys.take_in_of(LEASE, vec![row(1, 7)], &[]).left, [7]);
     // A lower number has been committed since, or was redriven. A read of the key alone begins behind it.
-    let late = keys.take_in(LEASE, vec![row(1, 2)], &[]);
+    let late = keys.take_in_of(LEASE, vec![row(1, 2)], &[]);
     assert_eq!((late.count, late.left.len()), (1, 0));
     check(&keys);
     let mut run = taken(&keys).unwrap();
@@ -159,9 +159,9 @@ async fn what_comes_late_to_a_key_that_has_more_is_taken_at_once() {
 async fn what_comes_late_and_does_not_fit_is_read_again_with_its_key() {
     let keys = keys(6);
     let rows = (11..=20).map(|seq| row(1, seq)).collect();
-    keys.take_in(LEASE, rows, &[]);
+    keys.take_in_of(LEASE, rows, &[]);
     let queued = keys.queued();
-    let late = keys.take_in(LEASE, vec![row(1, 2)], &[]);
+    let late = keys.take_in_of(LEASE, vec![row(1, 2)], &[]);
     assert_eq!((late.count, late.left, keys.queued()), (0, vec![2], queued));
     check(&keys);
     let mut run = taken(&keys).unwrap();
@@ -173,7 +173,7 @@ async fn what_comes_late_and_does_not_fit_is_read_again_with_its_key() {
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_to_be_read_again_later_waits_for_that() {
     let keys = keys(100);
-    keys.take_in(LEASE, vec![row(1, 1), row(1, 2)], &[]);
+    keys.take_in_of(LEASE, vec![row(1, 1), row(1, 2)], &[]);
     let mut run = taken(&keys).unwrap();
     run.stop();
     drop(run);
@@ -194,7 +194,7 @@ async fn keys_are_caught_up_with_together_only_where_that_may_be() {
     keys.leased(other, far());
     let at = Instant::now();
     for (key, lease) in [(1, LEASE), (2, other)] {
-        keys.take_in(lease, vec![LaneRow { lane: lease.lane, ..row(key, key.into()) }], &[]);
+        keys.take_in_of(lease, vec![LaneRow { lane: lease.lane, ..row(key, key.into()) }], &[]);
         let mut run = taken(&keys).unwrap();
         run.stop();
         drop(run);
@@ -214,7 +214,7 @@ async fn who_waits_for_room_hears_of_it_whatever_has_made_it() {
     for (seq, make) in [Keys::give_up, Keys::lost].into_iter().enumerate() {
         keys.leased(LEASE, far());
         keys.leased(other, far());
-        keys.take_in(LEASE, vec![row(1, seq as i64)], &[]);
+        keys.take_in_of(LEASE, vec![row(1, seq as i64)], &[]);
         reader.reset();
         keys.want_room(1);
         let began_at = Instant::now();
