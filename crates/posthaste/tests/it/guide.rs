@@ -5,6 +5,9 @@ use posthaste::Options;
 const ADOPTING: &str = include_str!("../../../../docs/guide/adopting.md");
 const TUNING: &str = include_str!("../../../../docs/guide/tuning.md");
 
+/// What the compiler says to who hands over a pool; a test of the conformance suite has it say that.
+const REFUSED: &str = include_str!("../../../posthaste-conformance/tests/ui/sqlx_postgres_pool.stderr");
+
 #[test]
 fn every_option_is_explained() {
     let options = serde_json::to_value(Options::default()).expect("options are plain data");
@@ -22,6 +25,13 @@ fn its_options_in_a_file_are_read() {
     let options: Options = toml::from_str(file).expect("it is as options are written");
     options.check().expect("it makes sense");
     assert_ne!(options, Options::default());
+}
+
+#[test]
+fn what_the_compiler_says_is_what_it_says() {
+    let (_, rest) = ADOPTING.split_once("```text\n").expect("there is a block of text");
+    let (said, _) = rest.split_once("\n```").expect("the block ends");
+    assert!(REFUSED.contains(said), "{said}");
 }
 
 #[test]
