@@ -13,7 +13,7 @@ Usage: cargo xtask <command>
 
 Commands:
   cases  print which conformance cases are tested for which store, and fail on holes
-  trees  check that the façade with one adapter depends on nothing of the others";
+  trees  check that the façade with one adapter and one database depends on nothing of the others";
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments: Vec<String> = env::args().skip(1).collect();

@@ -161,6 +161,11 @@ impl NewRow {
 }
 
 /// What a writer needs: transactions, and inserts inside them.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a store",
+    label = "not a store",
+    note = "if it is a pool, make a store of it: `PgStore::new(pool)`, `MySqlStore::new(pool)` or `SqliteStore::new(pool)`"
+)]
 pub trait WriteStore: Send + Sync + 'static {
     /// A connection, on which the user's own statements run.
     type Connection: Send;
@@ -360,8 +365,14 @@ pub trait RelayStore: Send + Sync + 'static {
 }
 
 /// Everything that an [`Outbox`](crate::Outbox) needs of a store. Implemented by whatever implements the parts.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a store",
+    label = "not a store",
+    note = "if it is a pool, make a store of it: `PgStore::new(pool)`, `MySqlStore::new(pool)` or `SqliteStore::new(pool)`"
+)]
 pub trait Store: WriteStore + RelayStore + AdminStore + Clone {}
 
+#[diagnostic::do_not_recommend]
 impl<S: WriteStore + RelayStore + AdminStore + Clone> Store for S {}
 
 /// What to claim.

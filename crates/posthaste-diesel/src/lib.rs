@@ -79,7 +79,7 @@
 //! A connection on which diesel-async has no transaction open is refused before anything is written. One of another database
 //! than the store's does not compile:
 //!
-//! ```compile_fail,E0271
+//! ```compile_fail,E0277
 //! # use diesel_async::AsyncPgConnection;
 //! # use posthaste_core::{Event, Outbox};
 //! # use posthaste_diesel::OutboxExt;
@@ -140,7 +140,7 @@ mod store;
 mod transaction;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use outbox::{AsyncWork, OutboxExt};
+pub use outbox::{AsyncWork, ConnectionTo, OutboxExt};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use store::DieselStore;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

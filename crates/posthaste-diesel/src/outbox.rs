@@ -34,7 +34,7 @@ pub trait OutboxExt<S: DieselStore> {
     /// begins no other transaction on it, and its pools part with it. Drop it, and the transaction is rolled back.
     fn transaction_on<'c, C, T, E, F>(&self, conn: &'c mut C, work: F) -> impl Future<Output = Result<T, E>> + Send
     where
-        C: AsyncConnection<Backend = S::Backend>,
+        C: ConnectionTo<S>,
         for<'t> F: AsyncFnOnce(&'t mut Transaction<'c, C, S>) -> Result<T, E>
             + AsyncWork<&'t mut Transaction<'c, C, S>, Result<T, E>, Running: Send>
             + Send,
@@ -52,7 +52,7 @@ pub trait OutboxExt<S: DieselStore> {
     /// Whether the event was inserted is then open; roll the transaction back.
     fn write_in<C, E>(&self, conn: &mut C, event: E) -> impl Future<Output = Result<Receipt, WriteError>> + Send
     where
-        C: AsyncConnection<Backend = S::Backend>,
+        C: ConnectionTo<S>,
         E: IntoEvent + Send;
 
     /// Writes several events in the transaction that is open on this connection, in few statements. Otherwise like
@@ -66,10 +66,22 @@ pub trait OutboxExt<S: DieselStore> {
         events: I,
     ) -> impl Future<Output = Result<Receipt, WriteError>> + Send
     where
-        C: AsyncConnection<Backend = S::Backend>,
+        C: ConnectionTo<S>,
         E: IntoEvent,
         I: IntoIterator<Item = E> + Send;
 }
+
+/// A connection of diesel-async to the database in which a store has its table. Every [`AsyncConnection`] to it is one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no connection of diesel-async to the database of `{S}`",
+    label = "not a connection to that database",
+    note = "if it is a pool, get a connection first: `outbox.transaction_on(&mut pool.get().await?, async |tx| …)`",
+    note = "`PgStore` goes with `AsyncPgConnection`, and `SqliteStore` with `SyncConnectionWrapper<SqliteConnection>`"
+)]
+pub trait ConnectionTo<S: DieselStore>: AsyncConnection<Backend = S::Backend> {}
+
+#[diagnostic::do_not_recommend]
+impl<S: DieselStore, C: AsyncConnection<Backend = S::Backend>> ConnectionTo<S> for C {}
 
 /// An async closure, by the future that it returns: `AsyncFnOnce` alone cannot ask that it be [`Send`]. Every fitting async closure
 /// implements it.
@@ -89,7 +101,7 @@ where
 impl<S: DieselStore> OutboxExt<S> for Outbox<S> {
     async fn transaction_on<'c, C, T, E, F>(&self, conn: &'c mut C, work: F) -> Result<T, E>
     where
-        C: AsyncConnection<Backend = S::Backend>,
+        C: ConnectionTo<S>,
         for<'t> F: AsyncFnOnce(&'t mut Transaction<'c, C, S>) -> Result<T, E>
             + AsyncWork<&'t mut Transaction<'c, C, S>, Result<T, E>, Running: Send>
             + Send,
@@ -101,7 +113,7 @@ impl<S: DieselStore> OutboxExt<S> for Outbox<S> {
 
     async fn write_in<C, E>(&self, conn: &mut C, event: E) -> Result<Receipt, WriteError>
     where
-        C: AsyncConnection<Backend = S::Backend>,
+        C: ConnectionTo<S>,
         E: IntoEvent + Send,
     {
         insert::write(self, conn, [event], Known::Nothing).await.map(Written::into_receipt)
@@ -109,7 +121,7 @@ impl<S: DieselStore> OutboxExt<S> for Outbox<S> {
 
     async fn write_all_in<C, E, I>(&self, conn: &mut C, events: I) -> Result<Receipt, WriteError>
     where
-        C: AsyncConnection<Backend = S::Backend>,
+        C: ConnectionTo<S>,
         E: IntoEvent,
         I: IntoIterator<Item = E> + Send,
     {

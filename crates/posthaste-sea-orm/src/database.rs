@@ -19,6 +19,9 @@ pub(crate) mod sealed {
         const BACKEND: DbBackend;
 
         fn table_name(&self) -> &TableName;
+
+        /// Whether what is delivered is deleted.
+        fn deletes_done(&self) -> bool;
     }
 }
 
@@ -28,6 +31,10 @@ impl sealed::Known for posthaste_sql::PgStore {
 
     fn table_name(&self) -> &TableName {
         self.table()
+    }
+
+    fn deletes_done(&self) -> bool {
+        self.is_deleting_done()
     }
 }
 
@@ -41,6 +48,10 @@ impl sealed::Known for posthaste_sql::MySqlStore {
     fn table_name(&self) -> &TableName {
         self.table()
     }
+
+    fn deletes_done(&self) -> bool {
+        self.is_deleting_done()
+    }
 }
 
 #[cfg(feature = "mysql")]
@@ -52,6 +63,10 @@ impl sealed::Known for posthaste_sql::SqliteStore {
 
     fn table_name(&self) -> &TableName {
         self.table()
+    }
+
+    fn deletes_done(&self) -> bool {
+        self.is_deleting_done()
     }
 }
 
@@ -188,6 +203,15 @@ const IN_PROGRESS: &str = "1568";
 /// The number for a savepoint that is gone.
 const DOES_NOT_EXIST: &str = "1305";
 
+/// Rolls back whatever is open, so that what is stored can be looked for. The transaction is to be rolled back for good then.
+pub(crate) async fn undo<S: SeaOrmStore>(tx: &DatabaseTransaction) -> Result<(), DbErr> {
+    match S::BACKEND {
+        DbBackend::Postgres => tx.execute_unprepared("ROLLBACK AND CHAIN").await.map(drop),
+        DbBackend::MySql => tx.execute_unprepared("ROLLBACK").await.map(drop),
+        _ => count::clear(tx).await,
+    }
+}
+
 /// Rolls back all of a transaction, also what somebody began inside of it and still has.
 pub(crate) async fn roll_back<S: SeaOrmStore>(
     store: &S,
@@ -217,19 +241,19 @@ pub(crate) async fn roll_back<S: SeaOrmStore>(
 
 /// Commits all of a transaction, also a part of it that somebody began inside and has not ended: SeaORM's own commit would end
 /// that part, and nothing else. SeaORM goes on counting all of it as open, so it is given another one to roll back.
-pub(crate) async fn commit<S: SeaOrmStore>(store: &S, tx: DatabaseTransaction) -> Result<(), CommitError> {
+pub(crate) async fn commit<S: SeaOrmStore>(store: &S, tx: &DatabaseTransaction) -> Result<(), CommitError> {
     let sql = match S::BACKEND {
         DbBackend::Postgres => COMMIT_POSTGRES,
         DbBackend::MySql => COMMIT_MYSQL,
         _ => "COMMIT",
     };
     // Asked before, as nobody can say it afterwards.
-    let alone = S::BACKEND != DbBackend::Sqlite || count::is_alone(&tx).await;
+    let alone = S::BACKEND != DbBackend::Sqlite || count::is_alone(tx).await;
     let committed: Result<_, DbErr> = tx.execute_unprepared(sql).await;
     if S::BACKEND == DbBackend::Sqlite {
         // SQLite has no chains, and its driver would not get over a rollback that is refused. Some errors of a commit leave the
         // transaction open, others do not.
-        let left = if committed.is_ok() { count::follow(&tx, alone).await } else { count::clear(&tx).await };
+        let left = if committed.is_ok() { count::follow(tx, alone).await } else { count::clear(tx).await };
         if let Err(error) = left {
             tracing::warn!(%error, "a connection was left in an unknown state after its commit");
         }

@@ -57,7 +57,7 @@ impl<S: SeaOrmStore> Transaction<S> {
     /// # Cancellation
     /// The transaction has then ended, rolled back. What is still tried in it is refused.
     pub async fn savepoint(&mut self) -> Result<Savepoint<'_, S>, Error> {
-        let own = self.own.take().ok_or_else(ended)?;
+        let own = self.take().ok_or_else(ended)?;
         let mark = Mark { savepoints: own.savepoints.len(), writes: own.written.len() };
         let outbox = self.outbox.clone();
         // sqlx rolls the whole transaction back when this fails, and further statements would be on their own.
@@ -109,7 +109,7 @@ impl<S: SeaOrmStore> Savepoint<'_, S> {
 
     async fn end(mut self, keep: bool) -> Result<(), Error> {
         let mark = self.mark;
-        let own = self.tx.own.take().ok_or_else(ended)?;
+        let own = self.tx.take().ok_or_else(ended)?;
         self.open = false;
         let outbox = self.tx.outbox.clone();
         let end = async move {
@@ -120,7 +120,8 @@ impl<S: SeaOrmStore> Savepoint<'_, S> {
             // One that SeaORM cannot keep is undone when it is dropped.
             let ended = if keep { savepoint.commit().await } else { savepoint.rollback().await };
             if !keep || ended.is_err() {
-                own.written.forget_since(mark.writes);
+                let certain = ended.is_ok() || !own.is_out_of_sight();
+                own.written.forget_since(mark.writes, certain);
             }
             Ok((own, ended.map_err(|error| fault::classify(outbox.store(), &[], error))))
         };
@@ -140,7 +141,7 @@ impl<S: SeaOrmStore> Drop for Savepoint<'_, S> {
         {
             // Undone before the next statement.
             own.savepoints.truncate(self.mark.savepoints);
-            own.written.forget_since(self.mark.writes);
+            own.written.forget_since(self.mark.writes, true);
         }
     }
 }

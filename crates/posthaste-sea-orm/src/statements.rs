@@ -13,9 +13,17 @@ use crate::transaction::{Transaction, gone};
 /// What a method of SeaORM's trait gives.
 type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, DbErr>> + Send + 'a>>;
 
+/// Whether it is certain that a statement ends no transaction, and begins none.
+fn is_plain(sql: &str) -> bool {
+    const PLAIN: [&str; 5] = ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH"];
+    let first = sql.trim_start().split(|letter: char| !letter.is_ascii_alphabetic()).next();
+    first.is_some_and(|first| PLAIN.iter().any(|plain| first.eq_ignore_ascii_case(plain))) && !sql.contains(';')
+}
+
 /// The answer to a statement on SeaORM's transaction, unless that has ended.
 fn answer<'a, S: SeaOrmStore, T: Send>(
     tx: &'a Transaction<S>,
+    plain: bool,
     statement: impl FnOnce(&'a DatabaseTransaction) -> Answer<'a, T> + Send + 'a,
 ) -> Answer<'a, T> {
     let (store, own) = (tx.outbox.store(), tx.own.as_ref());
@@ -23,7 +31,11 @@ fn answer<'a, S: SeaOrmStore, T: Send>(
         let own = own.ok_or_else(gone)?;
         // Whoever comes before it may find the transaction ended, or end it.
         let _turn = own.turn().await;
-        let statement = statement(own.connection_in_order(store).await?);
+        let connection = own.connection_in_order(store).await?;
+        if !plain {
+            own.lose_sight();
+        }
+        let statement = statement(connection);
         let question = own.question();
         let answer = statement.await?;
         forget(question);
@@ -43,7 +55,7 @@ macro_rules! on {
                 's: 'a,
                 Self: 'a,
             {
-                answer(self, move |tx| tx.execute_raw(statement))
+                answer(self, is_plain(&statement.sql), move |tx| tx.execute_raw(statement))
             }
 
             fn execute_unprepared<'s, 'q, 'a>(&'s self, sql: &'q str) -> Answer<'a, ExecResult>
@@ -52,7 +64,7 @@ macro_rules! on {
                 'q: 'a,
                 Self: 'a,
             {
-                answer(self, move |tx| tx.execute_unprepared(sql))
+                answer(self, is_plain(sql), move |tx| tx.execute_unprepared(sql))
             }
 
             fn query_one_raw<'s, 'a>(&'s self, statement: Statement) -> Answer<'a, Option<QueryResult>>
@@ -60,7 +72,7 @@ macro_rules! on {
                 's: 'a,
                 Self: 'a,
             {
-                answer(self, move |tx| tx.query_one_raw(statement))
+                answer(self, is_plain(&statement.sql), move |tx| tx.query_one_raw(statement))
             }
 
             fn query_all_raw<'s, 'a>(&'s self, statement: Statement) -> Answer<'a, Vec<QueryResult>>
@@ -68,7 +80,7 @@ macro_rules! on {
                 's: 'a,
                 Self: 'a,
             {
-                answer(self, move |tx| tx.query_all_raw(statement))
+                answer(self, is_plain(&statement.sql), move |tx| tx.query_all_raw(statement))
             }
         }
     };

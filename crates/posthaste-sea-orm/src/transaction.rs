@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 
 use futures_util::lock::{Mutex, MutexGuard};
-use posthaste_core::store::{CommitError, Error};
+use posthaste_core::store::{CommitError, Error, NewRow};
 use posthaste_core::{EventId, IntoEvent, Outbox, Receipt, WriteError};
-use sea_orm::{ConnectionTrait, DatabaseTransaction, DbBackend, DbErr, RuntimeErr};
+use sea_orm::{DatabaseTransaction, DbBackend, DbErr, RuntimeErr};
 
 use crate::count::Mark;
-use crate::database::{NotOpen, SeaOrmStore, commit, expect_open, expect_same, number_of_open, roll_back};
+use crate::database::{NotOpen, SeaOrmStore, commit, expect_open, expect_same, number_of_open, roll_back, undo};
 use crate::insert::{Inserted, Kept, Refused, are_there, how_many_are_there, insert};
 
 /// A transaction of SeaORM's in which entities and events go together. From
@@ -52,8 +52,10 @@ pub(crate) struct Own {
     mark: Option<Mark>,
     /// Who has it runs a statement.
     turn: Mutex<()>,
-    /// Whether somebody had SeaORM's transaction since our last write.
+    /// Whether somebody had SeaORM's transaction since our last write outside of any inner one.
     lent: AtomicBool,
+    /// Whether somebody may have ended it by a statement of his own, or begun another one inside of it.
+    out_of_sight: AtomicBool,
     /// How many statements on it have failed or were cut off.
     failed: AtomicUsize,
     /// After how many of them it was open.
@@ -70,6 +72,7 @@ impl<S: SeaOrmStore> Transaction<S> {
             mark,
             turn: Mutex::default(),
             lent: AtomicBool::new(false),
+            out_of_sight: AtomicBool::new(false),
             failed: AtomicUsize::new(0),
             open_after: AtomicUsize::new(0),
             written: Written::default(),
@@ -106,7 +109,7 @@ impl<S: SeaOrmStore> Transaction<S> {
             receipt.never_written();
             return Ok(Vec::new());
         }
-        let Some(own) = self.own.take() else {
+        let Some(own) = self.take() else {
             let error = WriteError::of_store(receipt.rows_to_insert(), ended());
             receipt.never_written();
             return Err(error);
@@ -115,6 +118,13 @@ impl<S: SeaOrmStore> Transaction<S> {
         let (own, written) = self.outbox.finish(async move { own.write(outbox.store(), receipt).await }).await;
         self.set(own);
         written
+    }
+
+    /// Takes it for a call. If that is cut off, it is rolled back, and so is all of it that nobody has committed before.
+    pub(crate) fn take(&mut self) -> Option<Own> {
+        let own = self.own.take()?;
+        self.ended = if own.is_out_of_sight() { Ended::PerhapsCommitted } else { Ended::RolledBack };
+        Some(own)
     }
 
     /// Takes back what a call was given, or takes note of how it had ended.
@@ -130,6 +140,9 @@ impl<S: SeaOrmStore> Transaction<S> {
     /// # Errors
     /// Says whether it is certain that nothing was committed; on PostgreSQL that is so when a statement had failed. When it is
     /// not certain, and it was committed, its events are delivered.
+    ///
+    /// A COMMIT of your own, or a statement that commits by itself, may have come before. So if anything but plain statements
+    /// has run on `&tx`, or you had `&*tx`, it is certain only if an event shows it that was written before that.
     ///
     /// # Cancellation
     /// Safe: a commit that was begun goes on to its end, and so does what follows it.
@@ -154,6 +167,15 @@ impl Own {
     pub(crate) fn connection(&self) -> &DatabaseTransaction {
         self.lent.store(true, Ordering::Relaxed);
         &self.tx
+    }
+
+    /// What is done from here on may end it, and nobody tells.
+    pub(crate) fn lose_sight(&self) {
+        self.out_of_sight.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_out_of_sight(&self) -> bool {
+        self.out_of_sight.load(Ordering::Relaxed)
     }
 
     /// To be kept while it is asked whether a statement may run, and while it does. As with SeaORM's own lock, it is nobody's while
@@ -201,8 +223,15 @@ impl Own {
         {
             Ok(inserted) => {
                 let ids = receipt.ids();
+                // Of what was written inside of something else it is not known what has gone with it.
+                if self.savepoints.is_empty() && !self.is_out_of_sight() && self.written.telling.is_none() {
+                    self.written.telling = telling(store, receipt.rows_to_insert());
+                }
                 self.written.receipts.push((receipt, inserted));
-                *self.lent.get_mut() = false;
+                // Whoever has an inner one has all of it.
+                if inserted.kept == Kept::Surely {
+                    *self.lent.get_mut() = false;
+                }
                 return (Ok(self), Ok(ids));
             }
             Err(refused) => refused,
@@ -219,38 +248,41 @@ impl Own {
         (Ok(self), Err(error))
     }
 
-    async fn commit<S: SeaOrmStore>(self, store: &S) -> Result<(), CommitError> {
-        if let Err(NotOpen { error, ended }) = expect_same(store, &self.tx, self.mark).await {
-            let ended = if ended { self.give_up(store).await } else { Ended::RolledBack };
-            return Err(ended.commit_error(error));
+    async fn commit<S: SeaOrmStore>(mut self, store: &S) -> Result<(), CommitError> {
+        let all = match self.expect_committable(store).await {
+            Ok(all) => all,
+            Err(error) => return Err(self.give_up(store).await.commit_error(error)),
+        };
+        match commit(store, &self.tx).await {
+            Err(CommitError::NotCommitted(error)) => Err(self.give_up(store).await.commit_error(error)),
+            committed => {
+                let receipt = self.written.take_receipt(all);
+                // The connection is free before anybody hears of it.
+                drop(self);
+                match (receipt, &committed) {
+                    (Some(receipt), Ok(())) => receipt.dispatch(),
+                    (receipt, _) => drop(receipt),
+                }
+                committed
+            }
         }
+    }
+
+    /// Fails unless it is the one that was begun, as far as the database says before the commit. Says whether all that was written
+    /// is in it.
+    async fn expect_committable<S: SeaOrmStore>(&mut self, store: &S) -> Result<bool, Error> {
+        expect_same(store, &self.tx, self.mark).await.map_err(|not_open| not_open.error)?;
         // The rollback of a savepoint undoes what SeaORM has begun inside of it, if that is still open, and leaves the rest.
         let undone: Vec<_> = self.written.undone.iter().collect();
-        let left = how_many_are_there(store, &self.tx, &undone).await;
-        if left.map_err(CommitError::NotCommitted)? > 0 {
-            if let Err(error) = self.rollback(store).await {
-                tracing::debug!(%error, "the rollback was not confirmed");
-            }
-            return Err(CommitError::NotCommitted(Error::Refused(NOT_UNDONE.into())));
+        if how_many_are_there(store, &self.tx, &undone).await? > 0 {
+            return Err(Error::Refused(NOT_UNDONE.into()));
         }
-        let Self { savepoints, tx, mut lent, mut written, .. } = self;
-        if S::BACKEND == DbBackend::Postgres && !written.receipts.is_empty() {
-            let open = if *lent.get_mut() { number_of_open(&tx).await } else { written.last_txid() };
-            written.doubt_unless(open);
+        if S::BACKEND == DbBackend::Postgres && !self.written.receipts.is_empty() {
+            let open = if *self.lent.get_mut() { number_of_open(&self.tx).await } else { self.written.last_txid() };
+            self.written.doubt_unless(open);
         }
         // A savepoint of SeaORM's that was undone, or an error after which the database has rolled back by itself.
-        let all = are_there(store, &tx, &written.in_doubt()).await.map_err(CommitError::NotCommitted)?;
-        let receipt = written.take_receipt(all);
-        let committed = commit(store, tx).await;
-        drop(savepoints);
-        if let Some(receipt) = receipt {
-            match &committed {
-                Ok(()) => receipt.dispatch(),
-                Err(CommitError::NotCommitted(_)) => receipt.rolled_back(),
-                Err(_) => drop(receipt),
-            }
-        }
-        committed
+        are_there(store, &self.tx, &self.written.in_doubt()).await
     }
 
     async fn rollback<S: SeaOrmStore>(self, store: &S) -> Result<(), Error> {
@@ -261,8 +293,12 @@ impl Own {
         rolled_back
     }
 
-    /// Ends what the database has ended, and says how it had.
+    /// Ends what the database has ended, or will not commit, and says how it has ended.
     pub(crate) async fn give_up<S: SeaOrmStore>(mut self, store: &S) -> Ended {
+        self.savepoints.clear();
+        if let Err(error) = undo::<S>(&self.tx).await {
+            tracing::debug!(%error, "there was nothing left to roll back");
+        }
         let ended = if self.was_rolled_back(store).await { Ended::RolledBack } else { Ended::PerhapsCommitted };
         if ended == Ended::PerhapsCommitted {
             drop(self.written.take_receipt(true));
@@ -273,24 +309,26 @@ impl Own {
         ended
     }
 
-    /// Whether it is certain, once it has ended, that it was rolled back.
+    /// Whether it is certain, once it has ended, that nothing of it is stored.
     async fn was_rolled_back<S: SeaOrmStore>(&self, store: &S) -> bool {
         // A rollback takes the mark away, and nothing else does.
         if let Some(mark) = self.mark {
             return matches!(mark.is_there(&self.tx).await, Ok(false));
         }
-        // Elsewhere a row shows it that is not there any more. One that was never there shows nothing, and neither does one that
-        // is in another transaction, which somebody has begun in place of this one.
-        let ids = self.written.ids();
-        let Some(first) = ids.first() else { return false };
-        if !matches!(how_many_are_there(store, &self.tx, &[first]).await, Ok(0)) {
-            return false;
+        // No database commits anything by itself.
+        if !self.is_out_of_sight() {
+            return true;
         }
-        if S::BACKEND == DbBackend::MySql && self.tx.execute_unprepared("ROLLBACK").await.is_err() {
-            return false;
-        }
-        matches!(how_many_are_there(store, &self.tx, &ids).await, Ok(0))
+        let Some(telling) = &self.written.telling else { return false };
+        matches!(how_many_are_there(store, &self.tx, &[telling]).await, Ok(0))
     }
+}
+
+/// The first of these rows that is in the table for as long as it matters, if it was committed: one that is delivered may be deleted,
+/// but for as long as it is leased to us nobody else delivers it.
+fn telling<S: SeaOrmStore>(store: &S, rows: &[NewRow]) -> Option<EventId> {
+    let stays = |row: &&NewRow| row.lease.is_some() || !store.deletes_done();
+    rows.iter().find(stays).map(|row| row.event.id().clone())
 }
 
 /// How a transaction had ended before its time.
@@ -343,6 +381,8 @@ pub(crate) struct Written {
     receipts: Vec<(Receipt, Inserted)>,
     /// What was written in savepoints that were undone.
     undone: Vec<EventId>,
+    /// One that is surely in the transaction which was begun, and shows by its absence that it was rolled back.
+    telling: Option<EventId>,
 }
 
 impl Written {
@@ -351,11 +391,14 @@ impl Written {
         self.receipts.len()
     }
 
-    /// What was written after that many was undone.
-    pub(crate) fn forget_since(&mut self, writes: usize) {
+    /// What was written after that many was undone, or so it seems.
+    pub(crate) fn forget_since(&mut self, writes: usize, certain: bool) {
         let receipts = self.receipts.split_off(writes.min(self.receipts.len()));
-        let undone = Self { receipts, undone: Vec::new() };
+        let mut undone = Self { receipts, undone: Vec::new(), telling: None };
         self.undone.extend(undone.ids().into_iter().cloned());
+        if !certain {
+            drop(undone.take_receipt(true));
+        }
     }
 
     fn ids(&self) -> Vec<&EventId> {
@@ -404,7 +447,9 @@ impl<S: SeaOrmStore> Deref for Transaction<S> {
     type Target = DatabaseTransaction;
 
     fn deref(&self) -> &DatabaseTransaction {
-        self.own.as_ref().expect(ENDED).connection()
+        let own = self.own.as_ref().expect(ENDED);
+        own.lose_sight();
+        own.connection()
     }
 }
 

@@ -270,6 +270,11 @@ impl MySqlStore {
         self
     }
 
+    /// Whether it is [`deleting_done`](Self::deleting_done).
+    pub fn is_deleting_done(&self) -> bool {
+        self.deletes_done
+    }
+
     /// Closes all connections, after what is under way.
     pub async fn close(&self) {
         // Nothing is kept from here on.

@@ -291,6 +291,11 @@ impl PgStore {
         self
     }
 
+    /// Whether it is [`deleting_done`](Self::deleting_done).
+    pub fn is_deleting_done(&self) -> bool {
+        self.deletes_done
+    }
+
     /// The same store with a table in partitions by the moment of insert, see [`Partitions`]. [`migrate`](Self::migrate)
     /// creates it; a plain table does not become one.
     ///

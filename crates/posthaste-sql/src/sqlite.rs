@@ -303,6 +303,11 @@ impl SqliteStore {
         self
     }
 
+    /// Whether it is [`deleting_done`](Self::deleting_done).
+    pub fn is_deleting_done(&self) -> bool {
+        self.deletes_done
+    }
+
     /// Closes all connections.
     pub async fn close(&self) {
         self.relay.close().await;

@@ -9,7 +9,7 @@ mod getting_started {}
 #[doc = include_str!("../../../docs/guide/servers.md")]
 mod servers {}
 
-#[cfg(all(feature = "axum", feature = "diesel", feature = "sea-orm", feature = "tokio-postgres"))]
+#[cfg(all(feature = "axum", feature = "deadpool", feature = "diesel", feature = "sea-orm"))]
 #[doc = include_str!("../../../docs/guide/adopting.md")]
 mod adopting {}
 

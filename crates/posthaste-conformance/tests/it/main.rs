@@ -1,6 +1,7 @@
 //! Every case for every store.
 
 mod event;
+mod ui;
 
 mod mariadb {
     posthaste_conformance::store_tests!(posthaste_conformance::MariaDbFixture);

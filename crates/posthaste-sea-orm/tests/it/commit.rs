@@ -27,7 +27,7 @@ async fn case_10_failed_commit<F: Sea>() {
     shop.db.execute_unprepared(lines).await.unwrap();
     let undone = event("Undone");
     let mut tx = shop.outbox.begin_on(&shop.db).await.unwrap();
-    place(&*tx, 1).await;
+    place(&tx, 1).await;
     tx.execute_unprepared("INSERT INTO lines VALUES (2)").await.unwrap();
     tx.write(&undone).await.unwrap();
     let error = tx.commit().await.unwrap_err();
@@ -45,7 +45,7 @@ async fn case_10_failed_statement() {
     for writes in [1, 2] {
         let undone = [event("Undone"), event("Undone")];
         let mut tx = shop.outbox.begin_on(&shop.db).await.unwrap();
-        place(&*tx, 1).await;
+        place(&tx, 1).await;
         tx.write_all(&undone[..writes]).await.unwrap();
         tx.execute_unprepared("INSERT INTO nowhere VALUES (1)").await.unwrap_err();
         let error = tx.commit().await.unwrap_err();

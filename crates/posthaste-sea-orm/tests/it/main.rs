@@ -22,6 +22,7 @@ pub(crate) use tests;
 
 mod between;
 mod cancel;
+mod certain;
 mod closure;
 mod commit;
 mod counted;
