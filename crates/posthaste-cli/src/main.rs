@@ -9,6 +9,7 @@ mod exit;
 mod init;
 mod migrate;
 mod output;
+mod pause;
 mod purge;
 mod relay;
 mod rows;
@@ -40,6 +41,8 @@ enum Command {
     Events(events::Args),
     Dead(dead::Args),
     Stats(stats::Args),
+    Pause(pause::Args),
+    Resume(pause::ResumeArgs),
     Purge(purge::Args),
     Demo(demo::Args),
     /// Measures the outbox beside the same work written by hand, in the same minute on the same machine.
@@ -73,6 +76,8 @@ async fn main() -> ExitCode {
         Command::Events(args) => events::run(args).await,
         Command::Dead(args) => dead::run(args).await,
         Command::Stats(args) => stats::run(args).await,
+        Command::Pause(args) => pause::run(args).await,
+        Command::Resume(args) => pause::resume(args).await,
         Command::Purge(args) => purge::run(args).await,
         Command::Demo(args) => demo::run(args).await.map_err(Failed::from),
         Command::Bench(args) => bench(*args).await.map_err(Failed::from),

@@ -146,20 +146,23 @@ impl Target {
                     let message = "stdout has no such setting; it has type, key, envelope and max_batch";
                     return Err(Fault::new(origin, format!("{field}.{key}"), message));
                 }
-                return Ok(Self::Lines(NdjsonOptions::stdout()));
+                return Ok(Self::Lines(NdjsonOptions::stdout().name(name)));
             }
             "file" => {
                 if table.get("path").is_none() {
                     return Err(Fault::new(origin, field, "the path is missing: which file to write lines to"));
                 }
-                return Ok(Self::Lines(whole(table).read(field)?));
             }
             _ => {}
         }
-        // Connections are told apart by what the destination is called, and nobody is asked before all is checked.
+        // Destinations are told apart in logs and metrics by what they are called here.
         if table.get("name").is_none() {
             table.set("name", Value::untyped(name, Origin::Default));
         }
+        if kind == "file" {
+            return Ok(Self::Lines(whole(table).read(field)?));
+        }
+        // Nobody is asked before all is checked.
         if kind != "webhook" {
             table.set("lazy", Value { origin: Origin::Default, kind: Kind::Bool(true) });
         }

@@ -15,6 +15,11 @@ pub(super) fn resolve(table: &mut Table, home: &Path, faults: &mut Vec<Fault>) {
     {
         secrets.resolve(url, "database.url", false);
     }
+    if let Some(Kind::Table(http)) = table.get_mut("http").map(|value| &mut value.kind)
+        && let Some(token) = http.get_mut("token")
+    {
+        secrets.resolve(token, "http.token", true);
+    }
     if let Some(destinations) = table.get_mut("destination") {
         secrets.resolve(destinations, "destination", false);
     }

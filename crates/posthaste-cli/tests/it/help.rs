@@ -28,6 +28,12 @@ const COMMANDS: &[&[&str]] = &[
     &["dead", "redrive"],
     &["dead", "discard"],
     &["stats"],
+    &["pause"],
+    &["pause", "route"],
+    &["pause", "destination"],
+    &["pause", "list"],
+    &["resume"],
+    &["resume", "route"],
     &["purge"],
 ];
 

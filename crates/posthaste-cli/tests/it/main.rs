@@ -5,7 +5,9 @@
 mod config;
 mod demo;
 mod help;
+mod operations;
 mod operator;
+mod pause;
 mod place;
 mod relay;
 

@@ -85,8 +85,14 @@ impl Place {
 
     /// Starts a command that goes on.
     pub(crate) fn start(&self, arguments: &[&str]) -> Running {
+        let mut command = self.command(arguments);
+        let is_said = self.variables.iter().any(|(name, _)| name == "POSTHASTE_HTTP_LISTEN");
+        if !is_said && !self.read("posthaste.toml").contains("[http]") {
+            // Tests run at the same time, and would all listen at the same port.
+            command.env("POSTHASTE_HTTP_LISTEN", "127.0.0.1:0");
+        }
         let mut child =
-            self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be started");
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be started");
         let said = Arc::new(Mutex::new(String::new()));
         let (pipe, heard) = (child.stderr.take().unwrap(), Arc::clone(&said));
         std::thread::spawn(move || {
