@@ -4,6 +4,7 @@ mod config;
 mod database;
 mod dead;
 mod demo;
+mod doctor;
 mod events;
 mod exit;
 mod init;
@@ -44,6 +45,7 @@ enum Command {
     Pause(pause::Args),
     Resume(pause::ResumeArgs),
     Purge(purge::Args),
+    Doctor(doctor::Args),
     Demo(demo::Args),
     /// Measures the outbox beside the same work written by hand, in the same minute on the same machine.
     ///
@@ -79,6 +81,7 @@ async fn main() -> ExitCode {
         Command::Pause(args) => pause::run(args).await,
         Command::Resume(args) => pause::resume(args).await,
         Command::Purge(args) => purge::run(args).await,
+        Command::Doctor(args) => doctor::run(args).await,
         Command::Demo(args) => demo::run(args).await.map_err(Failed::from),
         Command::Bench(args) => bench(*args).await.map_err(Failed::from),
         Command::Torture(args) => torture(args).await.map_err(Failed::from),

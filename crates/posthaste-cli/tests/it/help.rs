@@ -35,6 +35,7 @@ const COMMANDS: &[&[&str]] = &[
     &["resume"],
     &["resume", "route"],
     &["purge"],
+    &["doctor"],
 ];
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod config;
 mod demo;
+mod doctor;
 mod help;
 mod operations;
 mod operator;

@@ -37,7 +37,7 @@ pub(crate) fn redis(arguments: &[&str]) -> String {
     stdout(&output).trim_end().to_owned()
 }
 
-fn jetstream(command: &str, argument: &str) -> String {
+pub(crate) fn jetstream(command: &str, argument: &str) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../posthaste-publishers/tests/it/jetstream.py");
     let url = variable("POSTHASTE_TEST_NATS_URL");
     let output = Command::new(variable("POSTHASTE_TEST_NATS_PYTHON")).args([script, &url, command, argument]).output();
