@@ -90,6 +90,10 @@ fn print(given: &Given) -> Result<ExitCode, Failed> {
     ];
     let token = of.token.as_ref().map(|_| ("token", String::new()));
     push_section(&mut lines, "http", given.table.get("http").and_then(Value::as_table), http.into_iter().chain(token));
+    let telemetry = given.table.get("telemetry").and_then(Value::as_table);
+    for (key, _, value) in telemetry.into_iter().flat_map(Table::iter) {
+        lines.push((format!("telemetry.{key} = {}", hidden(key, value)), value.origin.clone()));
+    }
     let format = format!("{:?}", settings.log.format).to_lowercase();
     let filter = settings.log.filter.as_deref().unwrap_or("warn,posthaste=info");
     let log = [("filter", format!("{filter:?}")), ("format", format!("{format:?}"))];

@@ -6,6 +6,8 @@ mod endpoint;
 mod holds;
 mod meter;
 mod once;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod recorder;
 mod router;
 mod sampler;
@@ -42,7 +44,7 @@ use router::Meters;
 /// What goes where is said in posthaste.toml (see posthaste init). Without one, events of the file posthaste.db in this
 /// directory are printed as lines of JSON. Any number of relays may share a table.
 ///
-/// A database or a destination that is away is waited for. SIGTERM and Ctrl-C end it in order: nothing more is claimed, what is
+/// A database or a destination that is away is waited for. SIGTERM, SIGHUP and Ctrl-C end it in order: nothing more is claimed, what is
 /// in hand is delivered, and what the deadline cuts off is given back. A second signal gives it back at once.
 ///
 /// Exit status: 0 if it ended in order, 1 if something is left to its leases, 2 if it could not run, 3 if the settings are wrong,
@@ -101,10 +103,15 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     } else {
         with_store!(&database, store => deliver(store.clone(), registry, &settings, watched.as_ref(), &mut signals).await?)
     };
+    // Nothing looks at a database that is closed.
+    beside.shutdown().await;
     for destination in &*connected {
         destination.close().await;
     }
     database.close().await;
+    if let Some(watched) = watched {
+        watched.end().await;
+    }
     Ok(told(closed))
 }
 
@@ -113,18 +120,43 @@ struct Watched {
     condition: Arc<Condition>,
     meters: Meters,
     /// Dropped at the end.
-    _endpoint: Endpoint,
+    _endpoint: Option<Endpoint>,
+    #[cfg(feature = "otlp")]
+    otlp: Option<otlp::Otlp>,
 }
 
 impl Watched {
     /// From before anything is waited for, so that it can be asked what is waited for. Nothing if nobody may ask.
     async fn begin(settings: &Settings) -> Result<Option<Self>, Failed> {
-        let Listen(Some(address)) = settings.http.listen else { return Ok(None) };
+        if settings.http.listen == Listen(None) && settings.telemetry.otlp.is_none() {
+            return Ok(None);
+        }
         let recorder = Recorder::install();
         sampler::tell_of_start();
         let (condition, meters) = (Condition::new(), Meters::new(settings));
-        let endpoint = Endpoint::open(&settings.http, address, Arc::clone(&condition), recorder).await?;
-        Ok(Some(Self { condition, meters, _endpoint: endpoint }))
+        #[cfg(feature = "otlp")]
+        let otlp = otlp::Otlp::begin(settings, Arc::clone(&recorder));
+        let endpoint = match settings.http.listen {
+            Listen(None) => None,
+            Listen(Some(address)) => {
+                Some(Endpoint::open(&settings.http, address, Arc::clone(&condition), recorder).await?)
+            }
+        };
+        Ok(Some(Self {
+            condition,
+            meters,
+            _endpoint: endpoint,
+            #[cfg(feature = "otlp")]
+            otlp,
+        }))
+    }
+
+    /// Ends it, with the last word sent.
+    async fn end(self) {
+        #[cfg(feature = "otlp")]
+        if let Some(otlp) = self.otlp {
+            otlp.end().await;
+        }
     }
 }
 
@@ -162,8 +194,14 @@ async fn deliver<S: Store>(
     signals: &mut Signals,
 ) -> Result<Closed, Failed> {
     let mut outbox = Outbox::many_nodes(store).registry(registry).options(settings.relay.clone());
-    if watched.is_some() {
+    if let Some(watched) = watched {
         outbox = outbox.metrics(FacadeMetrics).instrument(RouteMeter::new(&settings.routes));
+        #[cfg(feature = "otlp")]
+        if let Some(otlp) = &watched.otlp {
+            outbox = outbox.instrument(otlp.trace());
+        }
+        #[cfg(not(feature = "otlp"))]
+        let _ = watched;
     }
     let outbox = outbox.start().await.map_err(|error| Failed::new(Status::CouldNotRun, error))?;
     let condition = watched.map(|watched| &watched.condition);
@@ -212,13 +250,19 @@ struct Signals {
     interrupt: tokio::signal::unix::Signal,
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    hangup: tokio::signal::unix::Signal,
 }
 
 impl Signals {
     #[cfg(unix)]
     fn new() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
     }
 
     #[cfg(unix)]
@@ -226,6 +270,7 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
             _ = self.terminate.recv() => "SIGTERM",
+            _ = self.hangup.recv() => "SIGHUP",
         }
     }
 

@@ -6,6 +6,7 @@ mod fault;
 mod http;
 mod route;
 mod secret;
+mod telemetry;
 mod value;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ pub(crate) use fault::{Fault, Faults, Origin};
 pub(crate) use http::{Http, Listen};
 pub(crate) use route::Route;
 pub(crate) use secret::{hidden, shown};
+pub(crate) use telemetry::Telemetry;
 pub(crate) use value::{Table, Value};
 
 use value::Kind;
@@ -31,7 +33,7 @@ pub(crate) const FILE: &str = "posthaste.toml";
 const FILE_VARIABLE: &str = "POSTHASTE_CONFIG";
 
 /// The tables of the file. Variables are called after these: `POSTHASTE_RELAY_WORKERS`.
-const SECTIONS: [&str; 4] = ["database", "http", "log", "relay"];
+const SECTIONS: [&str; 5] = ["database", "http", "log", "relay", "telemetry"];
 
 /// What every command takes that needs settings.
 #[derive(clap::Args, Clone, Default)]
@@ -76,6 +78,8 @@ pub(crate) struct Settings {
     pub(crate) relay: Options,
     pub(crate) log: Log,
     pub(crate) http: Http,
+    #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only what sends it looks at it"))]
+    pub(crate) telemetry: Telemetry,
     pub(crate) destinations: Vec<Destination>,
     pub(crate) routes: Arc<[Route]>,
 }
@@ -139,16 +143,21 @@ impl Given {
         let mut faults = self.faults.clone();
         for (key, origin, _) in self.table.iter() {
             if !SECTIONS.contains(&key) && !["destination", "route"].contains(&key) {
-                let message = "there is no such table; there are database, destination, http, log, relay and route";
+                let message = "there is no such table; there are database, destination, http, log, relay, route and telemetry";
                 faults.push(Fault::new(origin, key, message));
             }
         }
         // A secret that was not found is told of already.
-        let [is_known, http_is_known] = ["database", "http"].map(|table| faults.iter().any(|fault| fault.is_in(table)));
+        let [is_known, http_is_known, telemetry_is_known] =
+            ["database", "http", "telemetry"].map(|table| faults.iter().any(|fault| fault.is_in(table)));
         let mut keep = |fault| faults.push(fault);
         let http = match http_is_known {
             true => None,
             false => Http::of(self.table.get("http")).map_err(&mut keep).ok(),
+        };
+        let telemetry = match telemetry_is_known {
+            true => None,
+            false => Telemetry::of(self.table.get("telemetry")).map_err(&mut keep).ok(),
         };
         let database = match is_known {
             true => None,
@@ -166,6 +175,7 @@ impl Given {
             relay: relay.expect(complete),
             log: log.expect(complete),
             http: http.expect(complete),
+            telemetry: telemetry.expect(complete),
             destinations,
             routes: routes.into(),
         })

@@ -9,7 +9,7 @@ use posthaste::instrument::{Instrument, Running};
 use posthaste::publishers::{Binding, Message, Places, PublishError, PublishErrorKind, Publisher, Results};
 use posthaste::store::Action;
 
-use crate::settings::Route;
+use crate::settings::{Destination, Route};
 
 /// What events are counted under that no route fits.
 const NO_ROUTE: &str = "(none)";
@@ -100,6 +100,8 @@ impl Running for OfRoute {
 
 /// Counts what a destination says.
 pub(crate) struct DestinationMeter {
+    #[cfg(feature = "otlp")]
+    of: (&'static str, String),
     acknowledged: Counter,
     failed: Counter,
     dead: Counter,
@@ -108,12 +110,17 @@ pub(crate) struct DestinationMeter {
 }
 
 impl DestinationMeter {
-    pub(super) fn new(destination: &str) -> Self {
+    pub(super) fn new(destination: &Destination) -> Self {
+        #[cfg(feature = "otlp")]
+        let system = destination.target.system();
+        let destination = &*destination.name;
         let of = |outcome: &'static str| {
             let destination = destination.to_owned();
             counter!("posthaste_destination_events_total", "destination" => destination, "outcome" => outcome)
         };
         Self {
+            #[cfg(feature = "otlp")]
+            of: (system, destination.to_owned()),
             acknowledged: of("acknowledged"),
             failed: of("failed"),
             dead: of("dead"),
@@ -165,7 +172,14 @@ impl<P: Publisher> Publisher for Metered<P> {
     async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
         let Some(meter) = &self.meter else { return self.inner.publish_into(messages, results).await };
         let noted = Results::new(messages.len(), results.until());
-        let passing_on = PassingOn { noted: Some(noted), to: results, meter, begun_at: Instant::now() };
+        let passing_on = PassingOn {
+            noted: Some(noted),
+            to: results,
+            meter,
+            begun_at: Instant::now(),
+            #[cfg(feature = "otlp")]
+            span: super::otlp::sending(meter.of.0, &meter.of.1, &messages),
+        };
         let noted = passing_on.noted.as_ref().expect("it is taken at the end");
         self.inner.publish_into(messages, noted).await;
     }
@@ -189,12 +203,18 @@ struct PassingOn<'a> {
     to: &'a Results,
     meter: &'a DestinationMeter,
     begun_at: Instant,
+    #[cfg(feature = "otlp")]
+    span: Option<opentelemetry::Context>,
 }
 
 impl Drop for PassingOn<'_> {
     fn drop(&mut self) {
         self.meter.duration.record(self.begun_at.elapsed());
         let noted = self.noted.take().map(Results::into_noted).unwrap_or_default();
+        #[cfg(feature = "otlp")]
+        if let Some(span) = &self.span {
+            super::otlp::sent(span, noted.iter().filter(|result| !matches!(result, Some(Ok(())))).count());
+        }
         for (place, result) in noted.into_iter().enumerate() {
             self.meter.count(result.as_ref());
             if let Some(result) = result {

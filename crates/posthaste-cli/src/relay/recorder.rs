@@ -67,6 +67,19 @@ struct Kept {
     histograms: HashMap<Key, Arc<Buckets>>,
 }
 
+/// What a metric is at now.
+#[cfg(feature = "otlp")]
+pub(crate) enum Sample {
+    Counter(u64),
+    Gauge(f64),
+    /// How many values there are between each bound and the one before, and behind the last.
+    Histogram {
+        bounds: &'static [f64],
+        counts: Vec<u64>,
+        sum: f64,
+    },
+}
+
 /// A histogram: how many values there are up to each bound, and their sum.
 struct Buckets {
     bounds: &'static [f64],
@@ -133,6 +146,23 @@ impl Recorder {
             let mut kept = self.kept.write().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(map_mut(&mut kept).entry(key.clone()).or_insert_with(|| Arc::new(new())))
         })
+    }
+
+    /// Shows everything.
+    #[cfg(feature = "otlp")]
+    pub(crate) fn each(&self, mut show: impl FnMut(&Key, Sample)) {
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        for (key, count) in by_labels(&kept.counters) {
+            show(key, Sample::Counter(count.load(Ordering::Relaxed)));
+        }
+        for (key, value) in by_labels(&kept.gauges) {
+            show(key, Sample::Gauge(f64::from_bits(value.load(Ordering::Relaxed))));
+        }
+        for (key, buckets) in by_labels(&kept.histograms) {
+            let counts = buckets.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+            let sum = f64::from_bits(buckets.sum.load(Ordering::Relaxed));
+            show(key, Sample::Histogram { bounds: buckets.bounds, counts, sum });
+        }
     }
 
     /// Everything, in the text format of Prometheus, by name.

@@ -36,7 +36,7 @@ pub(crate) struct Meters(Vec<Arc<DestinationMeter>>);
 
 impl Meters {
     pub(super) fn new(settings: &Settings) -> Self {
-        Self(settings.destinations.iter().map(|to| Arc::new(DestinationMeter::new(&to.name))).collect())
+        Self(settings.destinations.iter().map(|to| Arc::new(DestinationMeter::new(to))).collect())
     }
 }
 

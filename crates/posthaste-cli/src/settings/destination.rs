@@ -131,6 +131,25 @@ impl Destination {
 }
 
 impl Target {
+    /// What it is, in the words of the conventions of OpenTelemetry where they have one.
+    pub(crate) fn system(&self) -> &'static str {
+        match self {
+            Self::Lines(_) => "ndjson",
+            #[cfg(feature = "kafka")]
+            Self::Kafka(_) => "kafka",
+            #[cfg(feature = "mqtt")]
+            Self::Mqtt(_) => "mqtt",
+            #[cfg(feature = "nats")]
+            Self::Nats(_) => "nats",
+            #[cfg(feature = "rabbitmq")]
+            Self::Rabbit(_) => "rabbitmq",
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => "redis",
+            #[cfg(feature = "webhook")]
+            Self::Webhook(_) => "http",
+        }
+    }
+
     /// What a type makes of the settings that are its own.
     fn of(
         kind: &str,

@@ -20,6 +20,13 @@ pub(super) fn resolve(table: &mut Table, home: &Path, faults: &mut Vec<Fault>) {
     {
         secrets.resolve(token, "http.token", true);
     }
+    if let Some(Kind::Table(telemetry)) = table.get_mut("telemetry").map(|value| &mut value.kind)
+        && let Some(Kind::Table(headers)) = telemetry.get_mut("headers").map(|value| &mut value.kind)
+    {
+        for (name, value) in headers.iter_mut() {
+            secrets.resolve(value, &format!("telemetry.headers.{name}"), true);
+        }
+    }
     if let Some(destinations) = table.get_mut("destination") {
         secrets.resolve(destinations, "destination", false);
     }

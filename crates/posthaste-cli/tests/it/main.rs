@@ -11,6 +11,8 @@ mod operator;
 mod pause;
 mod place;
 mod relay;
+#[cfg(feature = "otlp")]
+mod telemetry;
 
 use std::process::{Command, Output};
 

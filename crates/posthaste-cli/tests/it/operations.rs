@@ -50,7 +50,7 @@ fn a_relay_says_how_it_is_and_what_it_did() {
         "[http]\nlisten = \"127.0.0.1:0\"\nsample_interval = \"100ms\"\n\
          [relay]\npoll_interval = \"50ms\"\nretry_base = \"1h\"\nretry_max = \"1h\"\n\
          [destination.good]\ntype = \"file\"\npath = \"good.ndjson\"\n\
-         [destination.bad]\ntype = \"webhook\"\nto = \"http://127.0.0.1:1/{headers.where}\"\nunsigned = true\n\
+         [destination.bad]\ntype = \"webhook\"\nto = \"http://127.0.0.1:1/{headers.where}\"\nunsigned = true\nallow_http = true\nallow_private_addresses = true\n\
          [[route]]\nname = \"orders\"\nmatch = { event_type = \"Order*\" }\nto = \"good\"\n\
          [[route]]\nname = \"hooks\"\nmatch = { event_type = \"Hook*\" }\nto = \"bad\"\n",
     );
@@ -103,7 +103,7 @@ fn a_relay_says_how_it_is_and_what_it_did() {
 fn a_destination_that_is_away_is_seen() {
     let here = Place::with(&format!(
         "[relay]\npoll_interval = \"50ms\"\n\
-         [destination.hooks]\ntype = \"webhook\"\nto = \"http://127.0.0.1:{}/\"\nunsigned = true\n",
+         [destination.hooks]\ntype = \"webhook\"\nto = \"http://127.0.0.1:{}/\"\nunsigned = true\nallow_http = true\nallow_private_addresses = true\n",
         TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
     ));
     here.ok(&["migrate", "up"]);
@@ -127,7 +127,7 @@ async fn whoever_waits_or_ends_is_not_ready_and_says_why() {
     let there = Place::new().variable("POSTHASTE_DATABASE_URL", &url);
     there.ok(&["migrate", "up"]);
     let here = Place::with(&format!(
-        "[relay]\nshutdown_deadline = \"20s\"\npoll_interval = \"50ms\"\n[destination.x]\ntype = \"webhook\"\nto = \"http://{}/\"\nunsigned = true\n",
+        "[relay]\nshutdown_deadline = \"20s\"\npoll_interval = \"50ms\"\n[destination.x]\ntype = \"webhook\"\nto = \"http://{}/\"\nunsigned = true\nallow_http = true\nallow_private_addresses = true\n",
         silent()
     ))
     .variable("POSTHASTE_DATABASE_URL", &away);
