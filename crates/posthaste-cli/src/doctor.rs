@@ -68,14 +68,22 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
 async fn look_at_database(patient: &Patient<'_>, found: &mut Findings) {
     let settings = &patient.settings.database;
     if let Some(file) = settings.missing_file() {
-        found.problem("connection", format!("there is no {file} in this directory, and no other database is given"), "posthaste init, or database.url");
+        found.problem(
+            "connection",
+            format!("there is no {file} in this directory, and no other database is given"),
+            "posthaste init, or database.url",
+        );
         return;
     }
     let database = match Database::open(settings).await {
         Ok(database) => database,
         Err(error) => {
             let url = crate::settings::shown(&settings.url);
-            found.problem("connection", format!("{url}: {}", crate::text_of(&error)), "see that it runs, and check database.url");
+            found.problem(
+                "connection",
+                format!("{url}: {}", crate::text_of(&error)),
+                "see that it runs, and check database.url",
+            );
             return;
         }
     };
@@ -87,7 +95,11 @@ async fn look_at_database(patient: &Patient<'_>, found: &mut Findings) {
         Database::Sqlite(store) => sqlite::look(store, patient, is_there, found).await,
     };
     if let Err(error) = looked {
-        found.problem("database", format!("not everything could be looked at: {error}"), "see what the error says, and try again");
+        found.problem(
+            "database",
+            format!("not everything could be looked at: {error}"),
+            "see what the error says, and try again",
+        );
     }
     database.close().await;
 }
@@ -102,7 +114,11 @@ async fn look_at_schema(database: &Database, found: &mut Findings) -> bool {
         Ok(pending) => {
             let versions = pending.lines().filter(|line| line.starts_with("-- ") && line.contains("version ")).count();
             let is_missing = pending.contains("version 1:");
-            let what = if is_missing { "the table is not there".to_owned() } else { format!("the table lacks {versions} migration(s)") };
+            let what = if is_missing {
+                "the table is not there".to_owned()
+            } else {
+                format!("the table lacks {versions} migration(s)")
+            };
             found.problem("schema", what, "posthaste migrate up; posthaste migrate sql shows what it does");
             !is_missing
         }
@@ -111,7 +127,11 @@ async fn look_at_schema(database: &Database, found: &mut Findings) -> bool {
             false
         }
         Err(error) => {
-            found.problem("schema", format!("its version cannot be read: {}", crate::text_of(&error)), "GRANT SELECT on posthaste_migration");
+            found.problem(
+                "schema",
+                format!("its version cannot be read: {}", crate::text_of(&error)),
+                "GRANT SELECT on posthaste_migration",
+            );
             true
         }
     }
@@ -123,7 +143,11 @@ fn look_at_clock(asked_at: Timestamp, said: Timestamp, answered_at: Timestamp, f
     if off > CLOCKS {
         let direction = if said < asked_at { "behind" } else { "ahead of" };
         let what = format!("the database's clock is {:.1} s {direction} that of this machine", off.as_secs_f64());
-        found.warning("clock", what, "let both follow NTP; deliveries go by the database's clock, ages that are shown by both");
+        found.warning(
+            "clock",
+            what,
+            "let both follow NTP; deliveries go by the database's clock, ages that are shown by both",
+        );
     } else {
         found.fine("clock", "the clocks agree");
     }
@@ -151,7 +175,8 @@ impl Waiting {
         let patience = patience(settings).as_secs_f64();
         if expired > 0 {
             let owner = owner.as_deref().map(posthaste::store::Lease::owner_of).unwrap_or("nobody known").to_owned();
-            let what = format!("{expired} event(s) have leases that ran out, the oldest {expired_for:.0} s ago, of {owner}");
+            let what =
+                format!("{expired} event(s) have leases that ran out, the oldest {expired_for:.0} s ago, of {owner}");
             let fix = "a relay takes them over at its next poll: see that one runs (posthaste relay), and that nothing is paused";
             found.warning("leases", what, fix);
         } else {
@@ -159,7 +184,11 @@ impl Waiting {
         }
         if due > 0 && due_for > patience {
             let what = format!("{due} event(s) are due and nobody has claimed them, the oldest for {due_for:.0} s");
-            found.warning("relays", what, "see that a relay runs (posthaste relay), and that it can keep up (posthaste stats)");
+            found.warning(
+                "relays",
+                what,
+                "see that a relay runs (posthaste relay), and that it can keep up (posthaste stats)",
+            );
         } else {
             found.fine("relays", "nothing that is due waits for long");
         }

@@ -143,7 +143,8 @@ impl Given {
         let mut faults = self.faults.clone();
         for (key, origin, _) in self.table.iter() {
             if !SECTIONS.contains(&key) && !["destination", "route"].contains(&key) {
-                let message = "there is no such table; there are database, destination, http, log, relay, route and telemetry";
+                let message =
+                    "there is no such table; there are database, destination, http, log, relay, route and telemetry";
                 faults.push(Fault::new(origin, key, message));
             }
         }

@@ -135,7 +135,9 @@ impl Rabbit {
         Ok(match line.is_durable(queue).await.map_err(refused)? {
             Some(true) => Vec::new(),
             Some(false) => vec![Concern::mistake(
-                format!("the queue {queue:?} is not durable: it is gone, with its messages, when the broker is restarted"),
+                format!(
+                    "the queue {queue:?} is not durable: it is gone, with its messages, when the broker is restarted"
+                ),
                 "delete it, and declare it with durable = true",
             )],
             None => vec![Concern::mistake(

@@ -282,7 +282,8 @@ impl Redis {
     pub async fn concerns(&self) -> Result<Vec<Concern>, PublishError> {
         let connection = self.connection().await?;
         let mut connection = MultiplexedConnection::clone(&connection);
-        let refused = |error: RedisError| PublishError::retryable(format!("{} does not say: {}", self.shown(), said(&error)));
+        let refused =
+            |error: RedisError| PublishError::retryable(format!("{} does not say: {}", self.shown(), said(&error)));
         let persistence: String =
             ::redis::cmd("INFO").arg("persistence").query_async(&mut connection).await.map_err(refused)?;
         let mut concerns = Vec::new();
@@ -301,7 +302,10 @@ impl Redis {
         let setting = |name: &str| settings.iter().find(|(of, _)| of == name).map_or("", |(_, value)| value.as_str());
         if concerns.is_empty() && !["", "always"].contains(&setting("appendfsync")) {
             concerns.push(Concern::choice(
-                format!("appendfsync is {}: a power cut loses what was acknowledged in the last second or so", setting("appendfsync")),
+                format!(
+                    "appendfsync is {}: a power cut loses what was acknowledged in the last second or so",
+                    setting("appendfsync")
+                ),
                 "CONFIG SET appendfsync always, if that must not be",
             ));
         }

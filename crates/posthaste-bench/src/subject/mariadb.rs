@@ -45,7 +45,7 @@ impl Subject for MariaDb {
     async fn fresh(&self) -> anyhow::Result<MySqlStore> {
         let pool = self.pool().await?;
         for sql in [
-            "DROP TABLE IF EXISTS outbox_event, posthaste_migration, orders",
+            "DROP TABLE IF EXISTS outbox_event, outbox_event_pause, posthaste_migration, orders",
             "CREATE TABLE orders (id BIGINT AUTO_INCREMENT PRIMARY KEY, customer VARCHAR(100), total DECIMAL(10, 2))",
         ] {
             sqlx::raw_sql(sql).execute(&pool).await?;

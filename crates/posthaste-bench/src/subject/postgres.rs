@@ -63,7 +63,7 @@ impl Subject for Postgres {
 
     async fn fresh(&self) -> anyhow::Result<PgStore> {
         let pool = self.pool().await?;
-        let sql = "DROP TABLE IF EXISTS outbox_event, posthaste_migration, orders; \
+        let sql = "DROP TABLE IF EXISTS outbox_event, outbox_event_pause, posthaste_migration, orders; \
                    CREATE TABLE orders (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer TEXT, total NUMERIC)";
         sqlx::raw_sql(sql).execute(&pool).await?;
         let store = PgStore::new(pool).reusing_connections();

@@ -27,7 +27,9 @@ async fn look_at(check: &str, destination: &Destination, found: &mut Findings) {
                 connected.close().await;
                 found.fine(check, "it can be opened");
             }
-            Err(failed) => found.problem(check, crate::text(&failed.error), "make its directory, or let this user write there"),
+            Err(failed) => {
+                found.problem(check, crate::text(&failed.error), "make its directory, or let this user write there")
+            }
         };
     }
     let connected = match Connected::new(destination, true).await {
@@ -55,7 +57,9 @@ async fn look_at(check: &str, destination: &Destination, found: &mut Findings) {
             let fault = destination.fault(crate::text_of(&error)).to_string();
             found.problem(check, format!("it cannot be reached: {fault}"), "see that it runs, and check its address");
         }
-        Err(_) => found.problem(check, format!("no answer within {PATIENCE:?}"), "see that it runs, and check its address"),
+        Err(_) => {
+            found.problem(check, format!("no answer within {PATIENCE:?}"), "see that it runs, and check its address")
+        }
     }
     connected.close().await;
 }

@@ -59,11 +59,9 @@ async fn look_at_indexes(
     .fetch_all(&mut *connection)
     .await?;
     let name = table.name();
-    for (index, definition) in [
-        (format!("{name}_id"), "UNIQUE KEY"),
-        (format!("{name}_stage"), "KEY"),
-        (format!("{name}_aggregate"), "KEY"),
-    ] {
+    for (index, definition) in
+        [(format!("{name}_id"), "UNIQUE KEY"), (format!("{name}_stage"), "KEY"), (format!("{name}_aggregate"), "KEY")]
+    {
         if there.iter().any(|other| other.eq_ignore_ascii_case(&index)) {
             continue;
         }

@@ -100,14 +100,23 @@ async fn look_at_indexes(
                 found.problem("indexes", format!("the index {name} is not valid, so nothing is found by it"), fix);
             }
             None => {
-                let fix = if in_parts { statement.to_owned() } else { statement.replacen("INDEX", "INDEX CONCURRENTLY", 1) };
-                found.problem("indexes", format!("the index {name} is missing, so claims or lists walk the whole table"), fix);
+                let fix =
+                    if in_parts { statement.to_owned() } else { statement.replacen("INDEX", "INDEX CONCURRENTLY", 1) };
+                found.problem(
+                    "indexes",
+                    format!("the index {name} is missing, so claims or lists walk the whole table"),
+                    fix,
+                );
             }
         }
     }
     if !in_parts && !there.iter().any(|(_, _, primary)| *primary) {
         let fix = format!("ALTER TABLE {table} ADD PRIMARY KEY (event_id)");
-        found.problem("indexes", "there is no primary key, so ids may be taken twice and settlements walk the table", fix);
+        found.problem(
+            "indexes",
+            "there is no primary key, so ids may be taken twice and settlements walk the table",
+            fix,
+        );
     }
     if !found.has("indexes") {
         found.fine("indexes", "all are there and valid");
@@ -132,7 +141,8 @@ async fn look_at_privileges(
     let user: String = sqlx::query_scalar("SELECT quote_ident(current_user)").fetch_one(&mut *connection).await?;
     let may = "SELECT has_table_privilege(to_regclass($1), $2)";
     for (privilege, what) in [("SELECT", "read events"), ("INSERT", "write events")] {
-        let allowed: Option<bool> = sqlx::query_scalar(may).bind(table).bind(privilege).fetch_one(&mut *connection).await?;
+        let allowed: Option<bool> =
+            sqlx::query_scalar(may).bind(table).bind(privilege).fetch_one(&mut *connection).await?;
         if allowed != Some(true) {
             let (what, fix) = (format!("{user} may not {what}"), format!("GRANT {privilege} ON {table} TO {user}"));
             match privilege {
@@ -160,14 +170,16 @@ async fn look_at_privileges(
     }
     let options = &patient.settings.relay;
     if patient.settings.database.delete_done || options.retention_done.is_some() || options.retention_dead.is_some() {
-        let allowed: Option<bool> = sqlx::query_scalar(may).bind(table).bind("DELETE").fetch_one(&mut *connection).await?;
+        let allowed: Option<bool> =
+            sqlx::query_scalar(may).bind(table).bind("DELETE").fetch_one(&mut *connection).await?;
         if allowed != Some(true) {
             let what = format!("{user} may not delete, which these settings ask for");
             found.problem("privileges", what, format!("GRANT DELETE ON {table} TO {user}"));
         }
     }
     let pauses = format!("{}{name}_pause\"", &table[..table.len() - name.len() - 1]);
-    let allowed: Option<bool> = sqlx::query_scalar(may).bind(&pauses).bind("SELECT").fetch_one(&mut *connection).await?;
+    let allowed: Option<bool> =
+        sqlx::query_scalar(may).bind(&pauses).bind("SELECT").fetch_one(&mut *connection).await?;
     if allowed == Some(false) {
         let what = format!("{user} may not see what is paused, and a relay of his does not start");
         found.problem("privileges", what, format!("GRANT SELECT ON {pauses} TO {user}"));
@@ -244,7 +256,11 @@ async fn look_at_bloat(connection: &mut PgConnection, table: &str, found: &mut F
         let expected = (rows * (width + 60)).saturating_mul(2);
         if width > 0 && bytes > 256 << 20 && bytes > expected.saturating_mul(3) {
             let what = format!("the table takes {} MiB for about {rows} rows of {width} bytes", bytes >> 20);
-            found.warning("bloat", what, format!("pg_repack, or VACUUM FULL {table} while no relay runs; and keep less (retention_done)"));
+            found.warning(
+                "bloat",
+                what,
+                format!("pg_repack, or VACUUM FULL {table} while no relay runs; and keep less (retention_done)"),
+            );
         }
     }
     if !found.has("bloat") {
@@ -293,8 +309,13 @@ async fn look_at_transactions(
     );
     for row in prepared.bind(patient.long_transaction.as_secs_f64()).fetch_all(&mut *connection).await? {
         let (gid, age): (String, f64) = (row.get(0), row.get(1));
-        let what = format!("the transaction {gid:?} was prepared {age:.0} s ago, and neither committed nor rolled back");
-        found.warning("transactions", what, format!("COMMIT PREPARED or ROLLBACK PREPARED '{}'", gid.replace('\'', "''")));
+        let what =
+            format!("the transaction {gid:?} was prepared {age:.0} s ago, and neither committed nor rolled back");
+        found.warning(
+            "transactions",
+            what,
+            format!("COMMIT PREPARED or ROLLBACK PREPARED '{}'", gid.replace('\'', "''")),
+        );
     }
     if !found.has("transactions") {
         found.fine("transactions", format!("none that is seen is open for more than {:?}", patient.long_transaction));
@@ -310,7 +331,10 @@ async fn look_at_slots(connection: &mut PgConnection, found: &mut Findings) -> R
     );
     for row in rows.fetch_all(&mut *connection).await? {
         let (slot, kind, held): (String, String, i64) = (row.get(0), row.get(1), row.get(2));
-        let what = format!("nobody reads the {kind} replication slot {slot}, which keeps {} MiB of the log, and more each day", held >> 20);
+        let what = format!(
+            "nobody reads the {kind} replication slot {slot}, which keeps {} MiB of the log, and more each day",
+            held >> 20
+        );
         let fix = format!(
             "start its reader, or SELECT pg_drop_replication_slot('{}'); and set max_slot_wal_keep_size",
             slot.replace('\'', "''")

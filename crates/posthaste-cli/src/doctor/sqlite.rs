@@ -40,13 +40,15 @@ async fn look_at_file(connection: &mut SqliteConnection, found: &mut Findings) -
         let what = format!("the journal is {mode:?}: readers and writers wait for each other");
         found.warning("journal", what, "PRAGMA journal_mode = WAL");
     }
-    let path: Option<String> =
-        sqlx::query_scalar("SELECT file FROM pragma_database_list WHERE name = 'main'").fetch_one(&mut *connection).await?;
+    let path: Option<String> = sqlx::query_scalar("SELECT file FROM pragma_database_list WHERE name = 'main'")
+        .fetch_one(&mut *connection)
+        .await?;
     let log = path.filter(|path| !path.is_empty()).map(|path| format!("{path}-wal"));
     if let Some(bytes) = log.and_then(|log| std::fs::metadata(log).ok()).map(|log| log.len())
         && bytes > LARGE_LOG
     {
-        let what = format!("the log beside the file has {} MiB: somebody reads for a long time, and keeps it", bytes >> 20);
+        let what =
+            format!("the log beside the file has {} MiB: somebody reads for a long time, and keeps it", bytes >> 20);
         found.warning("journal", what, "end that transaction, then PRAGMA wal_checkpoint(TRUNCATE)");
     }
     if !found.has("journal") {
@@ -66,7 +68,9 @@ async fn look_at_file(connection: &mut SqliteConnection, found: &mut Findings) -
     if pages * size < READABLE {
         match pragma::<String>(connection, "PRAGMA quick_check(1)").await? {
             fine if fine == "ok" => found.fine("file", "it is whole"),
-            fault => found.problem("file", format!("it is damaged: {fault}"), "restore it from a copy, or sqlite3 .recover"),
+            fault => {
+                found.problem("file", format!("it is damaged: {fault}"), "restore it from a copy, or sqlite3 .recover")
+            }
         }
     }
     Ok(())

@@ -103,7 +103,8 @@ struct Answering {
 impl Answering {
     /// One question for each connection: whoever asks does so every few seconds.
     async fn answer_on(&self, stream: TcpStream) {
-        let answer = service_fn(async move |request: Request<Incoming>| Ok::<_, Infallible>(self.answer(&request).await));
+        let answer =
+            service_fn(async move |request: Request<Incoming>| Ok::<_, Infallible>(self.answer(&request).await));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEADERS).keep_alive(false);
         if let Err(error) = http.serve_connection(TokioIo::new(stream), answer).await {

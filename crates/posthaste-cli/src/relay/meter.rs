@@ -39,9 +39,7 @@ impl RouteMeter {
 
 impl RouteSeries {
     fn new(route: &str) -> Self {
-        let of = |outcome: &'static str| {
-            counter!("posthaste_route_events_total", "outcome" => outcome, "route" => route.to_owned())
-        };
+        let of = |outcome: &'static str| counter!("posthaste_route_events_total", "outcome" => outcome, "route" => route.to_owned());
         Self {
             delivered: of("delivered"),
             failed: of("failed"),

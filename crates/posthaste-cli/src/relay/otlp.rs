@@ -251,19 +251,24 @@ impl Sender {
         });
         points.sort_by(|one, other| one.0.cmp(&other.0));
         let of_one_name = points.chunk_by(|one, other| one.0 == other.0);
-        of_one_name.map(|points| {
-            let (name, unit, kind, _) = &points[0];
-            let points: Vec<&Json> = points.iter().map(|(.., point)| point).collect();
-            let mut metric = json!({ "name": name, "unit": unit });
-            match kind {
-                Kind::Sum => {
-                    metric["sum"] = json!({ "dataPoints": points, "aggregationTemporality": 2, "isMonotonic": true });
+        of_one_name
+            .map(|points| {
+                let (name, unit, kind, _) = &points[0];
+                let points: Vec<&Json> = points.iter().map(|(.., point)| point).collect();
+                let mut metric = json!({ "name": name, "unit": unit });
+                match kind {
+                    Kind::Sum => {
+                        metric["sum"] =
+                            json!({ "dataPoints": points, "aggregationTemporality": 2, "isMonotonic": true });
+                    }
+                    Kind::Gauge => metric["gauge"] = json!({ "dataPoints": points }),
+                    Kind::Histogram => {
+                        metric["histogram"] = json!({ "dataPoints": points, "aggregationTemporality": 2 })
+                    }
                 }
-                Kind::Gauge => metric["gauge"] = json!({ "dataPoints": points }),
-                Kind::Histogram => metric["histogram"] = json!({ "dataPoints": points, "aggregationTemporality": 2 }),
-            }
-            metric
-        }).collect()
+                metric
+            })
+            .collect()
     }
 
     /// The name, unit and attributes of the conventions, if they have one for it.
@@ -281,7 +286,11 @@ impl Sender {
         Some(match key.name() {
             "posthaste_destination_events_total" => {
                 let mut attributes = of(&label("destination")?);
-                attributes.extend(label("outcome").filter(|outcome| outcome != "acknowledged").map(|outcome| text("error.type", outcome)));
+                attributes.extend(
+                    label("outcome")
+                        .filter(|outcome| outcome != "acknowledged")
+                        .map(|outcome| text("error.type", outcome)),
+                );
                 ("messaging.client.sent.messages".to_owned(), "{message}", attributes.into())
             }
             "posthaste_destination_duration_seconds" => {
@@ -390,7 +399,9 @@ fn value(of: &Value) -> Json {
         Value::Array(Array::Bool(all)) => list(all.iter().map(|truth| json!({ "boolValue": truth })).collect()),
         Value::Array(Array::I64(all)) => list(all.iter().map(integer).collect()),
         Value::Array(Array::F64(all)) => list(all.iter().map(|number| json!({ "doubleValue": number })).collect()),
-        Value::Array(Array::String(all)) => list(all.iter().map(|text| json!({ "stringValue": text.as_str() })).collect()),
+        Value::Array(Array::String(all)) => {
+            list(all.iter().map(|text| json!({ "stringValue": text.as_str() })).collect())
+        }
         other => json!({ "stringValue": other.to_string() }),
     }
 }
@@ -419,7 +430,8 @@ pub(super) fn sending(system: &'static str, destination: &str, messages: &[Messa
     let address = address.filter(|first| messages.iter().all(|message| message.to == **first));
     let name = address.map_or(destination, |address| address.as_str());
     attributes.push(KeyValue::new("messaging.destination.name", name.to_owned()));
-    let builder = SpanBuilder::from_name(format!("send {name}")).with_kind(SpanKind::Producer).with_attributes(attributes);
+    let builder =
+        SpanBuilder::from_name(format!("send {name}")).with_kind(SpanKind::Producer).with_attributes(attributes);
     let span = global::tracer_provider().tracer(SCOPE).build_with_context(builder, &current);
     Some(current.with_span(span))
 }

@@ -37,7 +37,10 @@ fn assert_fine(findings: &[Value], check: &str) {
 }
 
 async fn execute(connection: &mut PgConnection, sql: &str) {
-    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
+        .execute(connection)
+        .await
+        .unwrap_or_else(|error| panic!("{sql}: {error}"));
 }
 
 #[tokio::test]
@@ -49,7 +52,18 @@ async fn what_is_well_is_said_to_be_and_what_is_missing_is_not() {
     assert!(status == 1 && what.contains("not there") && fix.contains("posthaste migrate up"), "{findings:#?}");
     here.ok(&["migrate", "up"]);
     let (_, findings) = found(&here, &["--long-transaction", "10h"]);
-    for check in ["connection", "schema", "clock", "indexes", "privileges", "autovacuum", "bloat", "leases", "relays", "destination stdout"] {
+    for check in [
+        "connection",
+        "schema",
+        "clock",
+        "indexes",
+        "privileges",
+        "autovacuum",
+        "bloat",
+        "leases",
+        "relays",
+        "destination stdout",
+    ] {
         assert_fine(&findings, check);
     }
     let table = here.run(&["doctor", "--no-destinations", "--long-transaction", "10h"]);
@@ -83,7 +97,11 @@ async fn indexes_that_are_gone_are_found_and_made_again() {
     execute(&mut connection, fix).await;
     assert_fine(&found(&here, &["--no-destinations"]).1, "indexes");
     // As one is left that could not be made.
-    execute(&mut connection, "UPDATE pg_index SET indisvalid = FALSE WHERE indexrelid = 'outbox_event_final'::regclass").await;
+    execute(
+        &mut connection,
+        "UPDATE pg_index SET indisvalid = FALSE WHERE indexrelid = 'outbox_event_final'::regclass",
+    )
+    .await;
     let (_, findings) = found(&here, &["--no-destinations"]);
     let (what, fix) = bad(&findings, "indexes");
     assert!(what.contains("outbox_event_final is not valid"), "{what}");
@@ -107,7 +125,10 @@ async fn privileges_that_lack_are_found_and_granted() {
     assert_eq!(status, 1);
     let privileges = of(&findings, "privileges");
     for part in ["read events", "change status, attempts", "may not delete", "what is paused"] {
-        assert!(privileges.iter().any(|(level, what, _)| *level == "problem" && what.contains(part)), "{part}: {findings:#?}");
+        assert!(
+            privileges.iter().any(|(level, what, _)| *level == "problem" && what.contains(part)),
+            "{part}: {findings:#?}"
+        );
     }
     assert_eq!(of(&findings, "transactions of others").len(), 1, "{findings:#?}");
     for (_, _, fix) in privileges {
@@ -229,7 +250,10 @@ async fn mysql_is_looked_at() {
     }
     let mut connection = MySqlConnection::connect(&url).await.unwrap();
     let execute = async |connection: &mut MySqlConnection, sql: String| {
-        sqlx::raw_sql(AssertSqlSafe(sql.clone())).execute(connection).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        sqlx::raw_sql(AssertSqlSafe(sql.clone()))
+            .execute(connection)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
     };
     for index in ["aggregate", "stage", "id"] {
         execute(&mut connection, format!("ALTER TABLE {table} DROP KEY {table}_{index}")).await;
@@ -247,7 +271,8 @@ async fn mysql_is_looked_at() {
     .await;
     let (_, findings) = found(&here, &["--no-destinations"]);
     assert!(bad(&findings, "leases").0.contains("of relay-9"), "{findings:#?}");
-    let id: i64 = sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut connection).await.unwrap();
+    let id: i64 =
+        sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut connection).await.unwrap();
     execute(&mut connection, format!("START TRANSACTION; SELECT * FROM {table} FOR UPDATE")).await;
     until("the transaction is found", || {
         let (_, findings) = found(&here, &["--no-destinations", "--long-transaction", "1s"]);
@@ -271,7 +296,10 @@ async fn sqlite_is_looked_at() {
     let url = format!("sqlite:{}", here.path("posthaste.db").display());
     let mut connection = SqliteConnection::connect(&url).await.unwrap();
     let execute = async |connection: &mut SqliteConnection, sql: &str| {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
+            .execute(connection)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
     };
     execute(&mut connection, "DROP INDEX outbox_event_pending").await;
     execute(&mut connection, "UPDATE outbox_event SET locked_by = 'relay-9/17', locked_at = 1").await;
@@ -311,5 +339,8 @@ fn destinations_that_are_away_or_forget_are_found() {
     assert!(bad(&findings, "destination nowhere").0.contains("no stream takes the subject"), "{findings:#?}");
     let (what, fix) = bad(&findings, "destination redis");
     assert!(what.contains("appendonly is off") && fix.contains("appendonly yes"), "{what} {fix}");
-    assert!(!of(&with_log, "destination redis").iter().any(|(_, what, _)| what.contains("appendonly")), "{with_log:#?}");
+    assert!(
+        !of(&with_log, "destination redis").iter().any(|(_, what, _)| what.contains("appendonly")),
+        "{with_log:#?}"
+    );
 }

@@ -34,7 +34,10 @@ pub(crate) fn metrics(address: SocketAddr) -> BTreeMap<String, f64> {
     let (status, text) = ask(address, "/metrics", "");
     assert_eq!(status, 200, "{text}");
     let samples = text.lines().filter(|line| !line.starts_with('#'));
-    samples.map(|line| line.rsplit_once(' ').unwrap()).map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
+    samples
+        .map(|line| line.rsplit_once(' ').unwrap())
+        .map(|(name, value)| (name.to_owned(), value.parse().unwrap()))
+        .collect()
 }
 
 fn terminated(relay: Running) -> String {
@@ -153,7 +156,9 @@ async fn whoever_waits_or_ends_is_not_ready_and_says_why() {
 
     // With something in hand that takes its time, it ends slowly.
     there.ok(&["events", "write", "--type", "OrderPlaced", "{}"]);
-    until("it is in hand", || metrics(address)["posthaste_in_flight"] > 0.0 || metrics(address)["posthaste_cold_enqueued_total"] > 0.0);
+    until("it is in hand", || {
+        metrics(address)["posthaste_in_flight"] > 0.0 || metrics(address)["posthaste_cold_enqueued_total"] > 0.0
+    });
     relay.terminate();
     relay.says("ending");
     let (status, reason) = ask(address, "/readyz", "");
@@ -187,7 +192,10 @@ fn other_machines_need_a_token() {
         let here = Place::with(&format!("[http]\nlisten = \"{listen}\"\n"));
         for command in [&["relay"][..], &["config", "check"]] {
             let error = here.fails(3, command);
-            assert!(error.contains("posthaste.toml:2:10: http.listen: ") && error.contains("there is no token"), "{error}");
+            assert!(
+                error.contains("posthaste.toml:2:10: http.listen: ") && error.contains("there is no token"),
+                "{error}"
+            );
         }
     }
     for (settings, wrong) in [

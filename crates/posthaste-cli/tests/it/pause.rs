@@ -53,7 +53,11 @@ fn pauses_are_heeded(here: &Place) {
     assert_eq!((&stats["destinations"]["a"]["new"], &stats["destinations"]["b"]["new"]), (&6.into(), &0.into()));
     assert!(here.ok(&["stats"]).contains("route one since "));
     let shown = here.json(&["events", "show", "one-3", "--output", "json"]);
-    assert_eq!((&shown["status"], &shown["attempts"], &shown["paused"]), (&"NEW".into(), &0.into(), &"route one".into()), "{shown}");
+    assert_eq!(
+        (&shown["status"], &shown["attempts"], &shown["paused"]),
+        (&"NEW".into(), &0.into(), &"route one".into()),
+        "{shown}"
+    );
     assert_eq!((&shown["route"], &shown["destinations"]), (&"one".into(), &serde_json::json!(["a"])), "{shown}");
     for address in addresses {
         assert_eq!(metrics(address)["posthaste_paused{kind=\"route\",name=\"one\"}"], 1.0);

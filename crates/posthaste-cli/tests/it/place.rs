@@ -91,8 +91,7 @@ impl Place {
             // Tests run at the same time, and would all listen at the same port.
             command.env("POSTHASTE_HTTP_LISTEN", "127.0.0.1:0");
         }
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be started");
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be started");
         let said = Arc::new(Mutex::new(String::new()));
         let (pipe, heard) = (child.stderr.take().unwrap(), Arc::clone(&said));
         std::thread::spawn(move || {

@@ -32,7 +32,8 @@ fn receiver(status: &'static str) -> (SocketAddr, Got) {
                 reader.read_exact(&mut body).unwrap();
                 let path = head.split(' ').nth(1).unwrap().to_owned();
                 heard.lock().unwrap().push((path, lower, serde_json::from_slice(&body).unwrap()));
-                write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{{}}").unwrap();
+                write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{{}}")
+                    .unwrap();
             });
         }
     });
@@ -42,7 +43,9 @@ fn receiver(status: &'static str) -> (SocketAddr, Got) {
 fn spans(got: &Got) -> Vec<Value> {
     let got = got.lock().unwrap();
     let traces = got.iter().filter(|(path, ..)| path == "/v1/traces");
-    traces.flat_map(|(.., body)| body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone()).collect()
+    traces
+        .flat_map(|(.., body)| body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone())
+        .collect()
 }
 
 /// The last word on a metric.
@@ -80,20 +83,40 @@ fn traces_go_on_and_metrics_are_sent() {
     relay.says("sending traces and metrics");
     relay.says("delivering");
     let parent = format!("traceparent=00-{TRACE}-{PARENT}-01");
-    here.ok(&["events", "write", "--id", "1", "--type", "OrderPlaced", "--aggregate-type", "Order", "--aggregate-id", "42", "--header", &parent, "{}"]);
+    here.ok(&[
+        "events",
+        "write",
+        "--id",
+        "1",
+        "--type",
+        "OrderPlaced",
+        "--aggregate-type",
+        "Order",
+        "--aggregate-id",
+        "42",
+        "--header",
+        &parent,
+        "{}",
+    ]);
     here.ok(&["events", "write", "--id", "2", "--type", "OrderPaid", "{}"]);
     here.ok(&["events", "write", "--id", "3", "--type", "HookSent", "--header", &parent, "{}"]);
     until("all spans are there", || spans(&got).iter().filter(|span| span["kind"] == 4).count() >= 2);
     let all = spans(&got);
-    let process = all.iter().find(|span| attribute(span, "messaging.message.id") == Some("1") && span["kind"] == 5).unwrap();
+    let process =
+        all.iter().find(|span| attribute(span, "messaging.message.id") == Some("1") && span["kind"] == 5).unwrap();
     assert_eq!((&process["traceId"], &process["parentSpanId"]), (&TRACE.into(), &PARENT.into()), "{process:#}");
     assert_eq!(process["name"], "process Order/OrderPlaced");
-    assert_eq!((&process["status"]["code"], attribute(process, "posthaste.outcome")), (&1.into(), Some("done")), "{process:#}");
+    assert_eq!(
+        (&process["status"]["code"], attribute(process, "posthaste.outcome")),
+        (&1.into(), Some("done")),
+        "{process:#}"
+    );
     let send = all.iter().find(|span| span["kind"] == 4 && span["parentSpanId"] == process["spanId"]).unwrap();
     assert_eq!((&send["traceId"], attribute(send, "messaging.system")), (&TRACE.into(), Some("ndjson")), "{send:#}");
     assert_eq!(attribute(send, "messaging.operation.type"), Some("send"));
     assert!(send["startTimeUnixNano"].as_str().unwrap() <= send["endTimeUnixNano"].as_str().unwrap());
-    let failed = all.iter().find(|span| span["kind"] == 4 && attribute(span, "messaging.system") == Some("http")).unwrap();
+    let failed =
+        all.iter().find(|span| span["kind"] == 4 && attribute(span, "messaging.system") == Some("http")).unwrap();
     assert_eq!((&failed["status"]["code"], &failed["name"]), (&2.into(), &"send away".into()), "{failed:#}");
     assert!(!all.iter().any(|span| span.to_string().contains("secret-path")), "{all:#?}");
     assert!(!all.iter().any(|span| attribute(span, "messaging.message.id") == Some("2")), "it belongs to no trace");
@@ -118,7 +141,10 @@ fn traces_go_on_and_metrics_are_sent() {
     assert!(status == Some(0) && said.contains("SIGHUP") && !said.contains("not to be told"), "{said}");
     let got = got.lock().unwrap();
     for (path, headers, body) in &*got {
-        assert!(headers.contains("x-api-key: not to be told") && headers.contains("content-type: application/json"), "{path}");
+        assert!(
+            headers.contains("x-api-key: not to be told") && headers.contains("content-type: application/json"),
+            "{path}"
+        );
         let resource = &body[if path == "/v1/traces" { "resourceSpans" } else { "resourceMetrics" }][0]["resource"];
         assert_eq!(attribute(resource, "service.name"), Some("shop-relay"));
     }
@@ -146,7 +172,10 @@ fn what_is_wrong_with_it_is_said() {
     for (settings, wrong) in [
         ("otlp = \"localhost:4318\"", "telemetry.otlp: \"localhost:4318\" is no address such as"),
         ("otlp = \"https://collector.example\"", "for https, send to a collector of your own"),
-        ("otlp = \"http://x\"\nheaders = { authorization = \"Bearer me\" }", "telemetry.headers.authorization: a secret does not stand here"),
+        (
+            "otlp = \"http://x\"\nheaders = { authorization = \"Bearer me\" }",
+            "telemetry.headers.authorization: a secret does not stand here",
+        ),
         ("endpoint = \"http://x\"", "telemetry.endpoint"),
     ] {
         let here = Place::with(&format!("[telemetry]\n{settings}\n"));

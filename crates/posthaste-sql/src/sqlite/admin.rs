@@ -2,8 +2,8 @@
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Order, Page, Pause, Paused, Purge, Record, Redrive,
-    Status,
+    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Order, Page, Pause, Paused, Purge, Record,
+    Redrive, Status,
 };
 use sqlx::sqlite::{Sqlite, SqliteArguments};
 use sqlx::{Arguments, QueryBuilder};
