@@ -95,8 +95,9 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let mut beside = JoinSet::new();
     let (heeding, asked) = (Arc::clone(&holds), database.clone());
     beside.spawn(async move { heeding.watch(&asked).await });
-    if watched.is_some() {
-        beside.spawn(sampler::sample(database.clone(), settings.http.sample_interval));
+    if let Some(watched) = &watched {
+        let condition = Arc::clone(&watched.condition);
+        beside.spawn(sampler::sample(database.clone(), condition, settings.http.sample_interval));
     }
     let closed = if args.once {
         with_store!(&database, store => once::drain(Arc::new(store.clone()), registry, &settings, &mut signals).await?)

@@ -63,6 +63,16 @@ impl Condition {
             step if step == Step::Draining as u8 => return Err("draining: it was asked to end".to_owned()),
             _ => {}
         }
+        let answer = self.database().await;
+        // One that ended meanwhile must not be told to be ready again.
+        if self.step.load(Ordering::Acquire) == Step::Delivering as u8 {
+            gauge!("posthaste_ready").set(if answer.is_ok() { 1.0 } else { 0.0 });
+        }
+        answer
+    }
+
+    /// Whether the database answers, and its table is of our version; if not, why.
+    async fn database(&self) -> Result<(), String> {
         let Some(database) = self.database.get() else { return Err("starting: there is no database yet".to_owned()) };
         let mut answered = self.answered.lock().await;
         if let Some((at, answer)) = &*answered
@@ -71,10 +81,7 @@ impl Condition {
             return answer.clone();
         }
         let answer = ask(database).await;
-        // One that ended meanwhile must not be told to be ready again.
-        if self.step.load(Ordering::Acquire) == Step::Delivering as u8 {
-            gauge!("posthaste_ready").set(if answer.is_ok() { 1.0 } else { 0.0 });
-        }
+        gauge!("posthaste_database_up").set(if answer.is_ok() { 1.0 } else { 0.0 });
         *answered = Some((Instant::now(), answer.clone()));
         answer
     }

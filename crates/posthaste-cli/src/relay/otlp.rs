@@ -211,10 +211,10 @@ impl Sender {
             value.set_sensitive(true);
             headers.insert(HeaderName::try_from(name)?, value);
         }
-        // Both run here: the connection ends with the answer.
-        let answer = async move { http.send_request(request).await };
-        let (answer, _) = tokio::join!(answer, async { connection.await.ok() });
-        let status = answer?.status();
+        // Both run here: the connection ends with the answer, of which the body is nobody's concern.
+        let answer = async move { http.send_request(request).await.map(|answer| answer.status()) };
+        let (status, _) = tokio::join!(answer, async { connection.await.ok() });
+        let status = status?;
         anyhow::ensure!(status.is_success(), "the collector answers {status}");
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! What metrics say of the whole table, and of the process.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::gauge;
@@ -8,17 +9,20 @@ use posthaste::{Status, Timestamp};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
+use super::condition::Condition;
 use crate::database::Database;
 
 /// To read the table is work for the database. At most this part of the time is spent on it.
 const SHARE: u32 = 10;
 
 /// Reads the table, again and again, for as long as it is let.
-pub(super) async fn sample(database: Database, interval: Duration) {
+pub(super) async fn sample(database: Database, condition: Arc<Condition>, interval: Duration) {
     let mut is_told = false;
     loop {
         let begun = Instant::now();
         tell_of_process();
+        // Says at once if nobody answers, which to count might not for long.
+        let _ = condition.ready().await;
         match read(database.admin()).await {
             Ok((counts, oldest)) => {
                 if std::mem::take(&mut is_told) {
@@ -27,7 +31,6 @@ pub(super) async fn sample(database: Database, interval: Duration) {
                 tell(counts, oldest);
             }
             Err(error) => {
-                gauge!("posthaste_database_up").set(0.0);
                 if !std::mem::replace(&mut is_told, true) {
                     warn!(error = crate::text_of(&error), "the table cannot be read for metrics; trying again");
                 }
@@ -53,7 +56,6 @@ fn tell(counts: Counts, oldest: Duration) {
         gauge!("posthaste_rows", "status" => status.name()).set(counts.of(status) as f64);
     }
     gauge!("posthaste_oldest_pending_seconds").set(oldest.as_secs_f64());
-    gauge!("posthaste_database_up").set(1.0);
     gauge!("posthaste_sampled_timestamp_seconds").set(seconds(Timestamp::now()));
 }
 
