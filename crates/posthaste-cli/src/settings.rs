@@ -78,7 +78,6 @@ pub(crate) struct Settings {
     pub(crate) relay: Options,
     pub(crate) log: Log,
     pub(crate) http: Http,
-    #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only what sends it looks at it"))]
     pub(crate) telemetry: Telemetry,
     pub(crate) destinations: Vec<Destination>,
     pub(crate) routes: Arc<[Route]>,

@@ -132,6 +132,7 @@ impl Destination {
 
 impl Target {
     /// What it is, in the words of the conventions of OpenTelemetry where they have one.
+    #[cfg(feature = "otlp")]
     pub(crate) fn system(&self) -> &'static str {
         match self {
             Self::Lines(_) => "ndjson",
