@@ -7,7 +7,7 @@ use clap::Subcommand;
 use posthaste::Options;
 
 use crate::exit::{Failed, Status};
-use crate::relay::{Connected, registry};
+use crate::relay::{Connected, Holds, registry};
 use crate::settings::{Flags, Given, Origin, Table, Value, hidden};
 
 /// Check the settings, or show them.
@@ -52,7 +52,7 @@ async fn check(given: &Given) -> Result<ExitCode, Failed> {
     for destination in &settings.destinations {
         connected.push(Connected::new(destination, false).await?);
     }
-    registry(&settings, &connected)?;
+    registry(&settings, &connected, &Holds::new(&settings), None)?;
     let used: BTreeSet<usize> = settings.routes.iter().flat_map(|route| route.to.iter().copied()).collect();
     for (place, destination) in settings.destinations.iter().enumerate() {
         if !used.contains(&place) {
@@ -83,6 +83,17 @@ fn print(given: &Given) -> Result<ExitCode, Failed> {
         ("wake_ups", of.wake_ups.to_string()),
     ];
     push_section(&mut lines, "database", database, defaults);
+    let of = &settings.http;
+    let http = [
+        ("listen", format!("{:?}", of.listen.to_string())),
+        ("sample_interval", format!("{:?}", format!("{:?}", of.sample_interval))),
+    ];
+    let token = of.token.as_ref().map(|_| ("token", String::new()));
+    push_section(&mut lines, "http", given.table.get("http").and_then(Value::as_table), http.into_iter().chain(token));
+    let telemetry = given.table.get("telemetry").and_then(Value::as_table);
+    for (key, _, value) in telemetry.into_iter().flat_map(Table::iter) {
+        lines.push((format!("telemetry.{key} = {}", hidden(key, value)), value.origin.clone()));
+    }
     let format = format!("{:?}", settings.log.format).to_lowercase();
     let filter = settings.log.filter.as_deref().unwrap_or("warn,posthaste=info");
     let log = [("filter", format!("{filter:?}")), ("format", format!("{format:?}"))];

@@ -6,6 +6,7 @@ use posthaste::{MySqlStore, PgStore, Scheme, SqliteStore};
 use crate::settings;
 
 /// An open database.
+#[derive(Clone)]
 pub(crate) enum Database {
     Sqlite(SqliteStore),
     Postgres(PgStore),

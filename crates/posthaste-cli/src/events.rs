@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Subcommand;
-use posthaste::store::{Cursor, Filter, Order, Page, Store};
+use posthaste::store::{Cursor, Filter, Order, Page, Pause, Paused, Record, Store};
 use posthaste::{Event, EventBuilder, EventId, Outbox, Status};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::database::{Database, with_store};
 use crate::exit::{self, Failed};
 use crate::output::{Form, Output, plain};
+use crate::pause;
 use crate::rows::{self, Wanted};
-use crate::settings::{Flags, Given};
+use crate::settings::{Flags, Given, Settings};
 
 /// List, show, write or follow events.
 #[derive(clap::Args)]
@@ -130,7 +132,8 @@ fn header(text: &str) -> Result<(String, String), String> {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
+    let given = Given::read(&args.flags, &[], std::env::vars())?;
+    let settings = given.database()?;
     let database = match args.command {
         Command::Write(_) => Database::open_ready(&settings).await?,
         _ => Database::open_existing(&settings).await?,
@@ -140,7 +143,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
             let order = if newest { Order::NewestFirst } else { Order::OldestFirst };
             list(&database, &wanted.filter(status), (order, Some(limit)), output).await
         }
-        Command::Show { id, output } => show(&database, &id, output).await,
+        Command::Show { id, output } => show(&database, &given, &id, output).await,
         Command::Write(event) => with_store!(&database, store => write(store.clone(), *event).await),
         Command::Tail { wanted, lines, interval, output } => {
             tail(&database, &wanted.filter(Vec::new()), lines, interval, output).await
@@ -163,17 +166,41 @@ async fn list(
     Ok(ExitCode::SUCCESS)
 }
 
-async fn show(database: &Database, id: &EventId, output: Output) -> Result<ExitCode, Failed> {
+async fn show(database: &Database, given: &Given, id: &EventId, output: Output) -> Result<ExitCode, Failed> {
     let Some(record) = database.admin().find(id).await? else {
         eprintln!("there is no event {id}");
         return Ok(exit::Status::No.into());
     };
-    let document = rows::document(&record, true);
+    let mut document = rows::document(&record, true);
+    if let (Ok(event), Ok(settings)) = (&record.event, given.settings()) {
+        add_way(&mut document, &record, event, &settings, &pause::known(database.admin()).await);
+    }
     let fields = document.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let lines: Vec<(&str, String)> = fields.map(|(name, value)| (name.as_str(), text(value))).collect();
     output.one(&lines, &document)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Adds which way these settings would send it, and what keeps it from going.
+fn add_way(document: &mut Value, record: &Record, event: &Event, settings: &Settings, pauses: &[Pause]) {
+    let Some(route) = settings.routes.iter().find(|route| route.fits(event)) else {
+        document["route"] = Value::Null;
+        return;
+    };
+    let to: Vec<&str> = route.to.iter().map(|&place| &*settings.destinations[place].name).collect();
+    if !record.state.status.is_final() {
+        let holds = |pause: &&Pause| match &pause.what {
+            Paused::Route(name) => *name == route.name,
+            Paused::Destination(name) => to.contains(&&**name),
+        };
+        let held: Vec<String> = pauses.iter().filter(holds).map(|pause| pause.what.to_string()).collect();
+        if !held.is_empty() {
+            document["paused"] = held.join(", ").into();
+        }
+    }
+    document["route"] = route.name.clone().into();
+    document["destinations"] = to.into();
 }
 
 async fn write<S: Store>(store: S, given: Write) -> Result<ExitCode, Failed> {

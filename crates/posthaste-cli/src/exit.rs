@@ -23,6 +23,8 @@ pub(crate) enum Status {
     Schema = 5,
     /// A destination refuses us.
     Destination = 6,
+    /// Nobody can listen at the address of `[http]`.
+    Listen = 7,
 }
 
 impl From<Status> for ExitCode {

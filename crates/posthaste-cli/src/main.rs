@@ -4,11 +4,13 @@ mod config;
 mod database;
 mod dead;
 mod demo;
+mod doctor;
 mod events;
 mod exit;
 mod init;
 mod migrate;
 mod output;
+mod pause;
 mod purge;
 mod relay;
 mod rows;
@@ -40,7 +42,10 @@ enum Command {
     Events(events::Args),
     Dead(dead::Args),
     Stats(stats::Args),
+    Pause(pause::Args),
+    Resume(pause::ResumeArgs),
     Purge(purge::Args),
+    Doctor(doctor::Args),
     Demo(demo::Args),
     /// Measures the outbox beside the same work written by hand, in the same minute on the same machine.
     ///
@@ -73,7 +78,10 @@ async fn main() -> ExitCode {
         Command::Events(args) => events::run(args).await,
         Command::Dead(args) => dead::run(args).await,
         Command::Stats(args) => stats::run(args).await,
+        Command::Pause(args) => pause::run(args).await,
+        Command::Resume(args) => pause::resume(args).await,
         Command::Purge(args) => purge::run(args).await,
+        Command::Doctor(args) => doctor::run(args).await,
         Command::Demo(args) => demo::run(args).await.map_err(Failed::from),
         Command::Bench(args) => bench(*args).await.map_err(Failed::from),
         Command::Torture(args) => torture(args).await.map_err(Failed::from),

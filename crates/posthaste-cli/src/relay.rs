@@ -1,8 +1,16 @@
 //! `posthaste relay`: takes events from a table and delivers them.
 
+mod condition;
 mod connected;
+mod endpoint;
+mod holds;
+mod meter;
 mod once;
+#[cfg(feature = "otlp")]
+mod otlp;
+mod recorder;
 mod router;
+mod sampler;
 mod start;
 
 use std::future::Future;
@@ -10,28 +18,37 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use posthaste::metrics::FacadeMetrics;
 use posthaste::store::Store;
 use posthaste::{Closed, Outbox, Registry};
+use tokio::task::JoinSet;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::database::{Database, with_store};
 use crate::exit::{Failed, Status};
-use crate::settings::{self, Flags, Given, Log, LogFormat, Settings};
+use crate::settings::{self, Flags, Given, Listen, Log, LogFormat, Settings};
 
 pub(crate) use connected::Connected;
+pub(crate) use holds::{Holds, kind};
 pub(crate) use router::registry;
+
+use condition::{Condition, Step};
+use endpoint::Endpoint;
+use meter::RouteMeter;
+use recorder::Recorder;
+use router::Meters;
 
 /// Deliver the events of a table to brokers, webhooks, files or standard output.
 ///
 /// What goes where is said in posthaste.toml (see posthaste init). Without one, events of the file posthaste.db in this
 /// directory are printed as lines of JSON. Any number of relays may share a table.
 ///
-/// A database or a destination that is away is waited for. SIGTERM and Ctrl-C end it in order: nothing more is claimed, what is
+/// A database or a destination that is away is waited for. SIGTERM, SIGHUP and Ctrl-C end it in order: nothing more is claimed, what is
 /// in hand is delivered, and what the deadline cuts off is given back. A second signal gives it back at once.
 ///
 /// Exit status: 0 if it ended in order, 1 if something is left to its leases, 2 if it could not run, 3 if the settings are wrong,
-/// 4 if the database refuses, 5 if the table is not ready, 6 if a destination refuses.
+/// 4 if the database refuses, 5 if the table is not ready, 6 if a destination refuses, 7 if nobody can listen at http.listen.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -64,31 +81,101 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let settings = given.settings()?;
     log_to_stderr(&settings.log);
     let mut signals = Signals::new()?;
+    // Whoever drains and ends is not there for long enough to be asked.
+    let watched = if args.once { None } else { Watched::begin(&settings).await? };
+    let holds = Arc::new(Holds::new(&settings));
     let (registry, database, connected) = tokio::select! {
-        started = start(&settings) => started?,
+        started = start(&settings, &holds, watched.as_ref()) => started?,
         signal = signals.next() => {
             info!(signal, "ended before anything was claimed");
             return Ok(ExitCode::SUCCESS);
         }
     };
+    // Ends with the relay.
+    let mut beside = JoinSet::new();
+    let (heeding, asked) = (Arc::clone(&holds), database.clone());
+    beside.spawn(async move { heeding.watch(&asked).await });
+    if let Some(watched) = &watched {
+        let condition = Arc::clone(&watched.condition);
+        beside.spawn(sampler::sample(database.clone(), condition, settings.http.sample_interval));
+    }
     let closed = if args.once {
         with_store!(&database, store => once::drain(Arc::new(store.clone()), registry, &settings, &mut signals).await?)
     } else {
-        with_store!(&database, store => deliver(store.clone(), registry, &settings, &mut signals).await?)
+        with_store!(&database, store => deliver(store.clone(), registry, &settings, watched.as_ref(), &mut signals).await?)
     };
+    // Nothing looks at a database that is closed.
+    beside.shutdown().await;
     for destination in &*connected {
         destination.close().await;
     }
     database.close().await;
+    if let Some(watched) = watched {
+        watched.end().await;
+    }
     Ok(told(closed))
 }
 
+/// What watches a relay, and answers whoever asks how it is.
+struct Watched {
+    condition: Arc<Condition>,
+    meters: Meters,
+    /// Dropped at the end.
+    _endpoint: Option<Endpoint>,
+    #[cfg(feature = "otlp")]
+    otlp: Option<otlp::Otlp>,
+}
+
+impl Watched {
+    /// From before anything is waited for, so that it can be asked what is waited for. Nothing if nobody may ask.
+    async fn begin(settings: &Settings) -> Result<Option<Self>, Failed> {
+        if settings.http.listen == Listen(None) && settings.telemetry.otlp.is_none() {
+            return Ok(None);
+        }
+        let recorder = Recorder::install();
+        sampler::tell_of_start();
+        let (condition, meters) = (Condition::new(), Meters::new(settings));
+        #[cfg(feature = "otlp")]
+        let otlp = otlp::Otlp::begin(settings, Arc::clone(&recorder));
+        let endpoint = match settings.http.listen {
+            Listen(None) => None,
+            Listen(Some(address)) => {
+                Some(Endpoint::open(&settings.http, address, Arc::clone(&condition), recorder).await?)
+            }
+        };
+        Ok(Some(Self {
+            condition,
+            meters,
+            _endpoint: endpoint,
+            #[cfg(feature = "otlp")]
+            otlp,
+        }))
+    }
+
+    /// Ends it, with the last word sent.
+    async fn end(self) {
+        #[cfg(feature = "otlp")]
+        if let Some(otlp) = self.otlp {
+            otlp.end().await;
+        }
+    }
+}
+
 /// Checks everything, and waits for whatever is away.
-async fn start(settings: &Settings) -> Result<(Registry, Database, Vec<Connected>), Failed> {
+async fn start(
+    settings: &Settings,
+    holds: &Holds,
+    watched: Option<&Watched>,
+) -> Result<(Registry, Database, Vec<Connected>), Failed> {
     let connected = Connected::all(&settings.destinations).await?;
-    let registry = registry(settings, &connected)?;
+    let registry = registry(settings, &connected, holds, watched.map(|watched| &watched.meters))?;
     let database = start::database(&settings.database).await?;
+    if let Some(watched) = watched {
+        watched.condition.has(&database);
+    }
     start::destinations(&settings.destinations, &connected).await?;
+    // Before anything is claimed.
+    start::holds(holds, &database).await?;
     info!(
         database = settings::shown(&settings.database.url),
         table = settings.database.table,
@@ -104,11 +191,28 @@ async fn deliver<S: Store>(
     store: S,
     registry: Registry,
     settings: &Settings,
+    watched: Option<&Watched>,
     signals: &mut Signals,
 ) -> Result<Closed, Failed> {
-    let outbox = Outbox::many_nodes(store).registry(registry).options(settings.relay.clone());
+    let mut outbox = Outbox::many_nodes(store).registry(registry).options(settings.relay.clone());
+    if let Some(watched) = watched {
+        outbox = outbox.metrics(FacadeMetrics).instrument(RouteMeter::new(&settings.routes));
+        #[cfg(feature = "otlp")]
+        if let Some(otlp) = &watched.otlp {
+            outbox = outbox.instrument(otlp.trace());
+        }
+        #[cfg(not(feature = "otlp"))]
+        let _ = watched;
+    }
     let outbox = outbox.start().await.map_err(|error| Failed::new(Status::CouldNotRun, error))?;
+    let condition = watched.map(|watched| &watched.condition);
+    if let Some(condition) = condition {
+        condition.is(Step::Delivering);
+    }
     let signal = signals.next().await;
+    if let Some(condition) = condition {
+        condition.is(Step::Draining);
+    }
     info!(signal, in_hand = outbox.in_flight(), deadline = ?settings.relay.shutdown_deadline, "ending");
     Ok(until_second(signals, outbox.shutdown(), || outbox.shutdown_now()).await)
 }
@@ -147,13 +251,19 @@ struct Signals {
     interrupt: tokio::signal::unix::Signal,
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    hangup: tokio::signal::unix::Signal,
 }
 
 impl Signals {
     #[cfg(unix)]
     fn new() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
     }
 
     #[cfg(unix)]
@@ -161,6 +271,7 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
             _ = self.terminate.recv() => "SIGTERM",
+            _ = self.hangup.recv() => "SIGHUP",
         }
     }
 

@@ -3,8 +3,10 @@
 mod database;
 mod destination;
 mod fault;
+mod http;
 mod route;
 mod secret;
+mod telemetry;
 mod value;
 
 use std::path::{Path, PathBuf};
@@ -16,8 +18,10 @@ use serde::Deserialize;
 pub(crate) use database::Database;
 pub(crate) use destination::{Destination, Target};
 pub(crate) use fault::{Fault, Faults, Origin};
+pub(crate) use http::{Http, Listen};
 pub(crate) use route::Route;
 pub(crate) use secret::{hidden, shown};
+pub(crate) use telemetry::Telemetry;
 pub(crate) use value::{Table, Value};
 
 use value::Kind;
@@ -29,7 +33,7 @@ pub(crate) const FILE: &str = "posthaste.toml";
 const FILE_VARIABLE: &str = "POSTHASTE_CONFIG";
 
 /// The tables of the file. Variables are called after these: `POSTHASTE_RELAY_WORKERS`.
-const SECTIONS: [&str; 3] = ["database", "log", "relay"];
+const SECTIONS: [&str; 5] = ["database", "http", "log", "relay", "telemetry"];
 
 /// What every command takes that needs settings.
 #[derive(clap::Args, Clone, Default)]
@@ -73,6 +77,8 @@ pub(crate) struct Settings {
     pub(crate) database: Database,
     pub(crate) relay: Options,
     pub(crate) log: Log,
+    pub(crate) http: Http,
+    pub(crate) telemetry: Telemetry,
     pub(crate) destinations: Vec<Destination>,
     pub(crate) routes: Arc<[Route]>,
 }
@@ -136,13 +142,23 @@ impl Given {
         let mut faults = self.faults.clone();
         for (key, origin, _) in self.table.iter() {
             if !SECTIONS.contains(&key) && !["destination", "route"].contains(&key) {
-                let message = "there is no such table; there are database, destination, log, relay and route";
+                let message =
+                    "there is no such table; there are database, destination, http, log, relay, route and telemetry";
                 faults.push(Fault::new(origin, key, message));
             }
         }
         // A secret that was not found is told of already.
-        let is_known = faults.iter().any(|fault| fault.is_in("database"));
+        let [is_known, http_is_known, telemetry_is_known] =
+            ["database", "http", "telemetry"].map(|table| faults.iter().any(|fault| fault.is_in(table)));
         let mut keep = |fault| faults.push(fault);
+        let http = match http_is_known {
+            true => None,
+            false => Http::of(self.table.get("http")).map_err(&mut keep).ok(),
+        };
+        let telemetry = match telemetry_is_known {
+            true => None,
+            false => Telemetry::of(self.table.get("telemetry")).map_err(&mut keep).ok(),
+        };
         let database = match is_known {
             true => None,
             false => Database::of(self.table.get("database")).map_err(&mut keep).ok(),
@@ -158,6 +174,8 @@ impl Given {
             database: database.expect(complete),
             relay: relay.expect(complete),
             log: log.expect(complete),
+            http: http.expect(complete),
+            telemetry: telemetry.expect(complete),
             destinations,
             routes: routes.into(),
         })

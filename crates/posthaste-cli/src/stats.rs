@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use posthaste::store::{AdminStore, Counts, Filter, Lease, Order, Page};
+use posthaste::store::{AdminStore, Counts, Filter, Lease, Order, Page, Pause, Record};
 use posthaste::{Status, Timestamp};
 use serde_json::json;
 
 use crate::database::Database;
 use crate::exit::Failed;
 use crate::output::Output;
-use crate::rows;
-use crate::settings::{Flags, Given};
+use crate::settings::{Flags, Given, Settings};
+use crate::{pause, rows};
 
-/// How many pending rows are looked at for who holds their leases.
+/// How many rows are looked at for who holds their leases, and for their destinations.
 const LOOKED_AT: usize = 10_000;
 
-/// Count events by status, tell how long the oldest waits, and who holds how many leases.
+/// Count events by status and by destination, tell how long the oldest waits, who holds how many leases, and what is paused.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -32,8 +32,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
-    let database = Database::open_existing(&settings).await?;
+    let given = Given::read(&args.flags, &[], std::env::vars())?;
+    let database = Database::open_existing(&given.database()?).await?;
     let store = database.admin();
     let before = store.counts().await?;
     let rates = match args.rate {
@@ -48,7 +48,13 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let oldest = store.list(&pending, &Page { limit: 1, ..Page::default() }).await?;
     let waits = oldest.first().map(|record| Timestamp::now().since(record.state.created_at));
     let owners = owners(store, &pending).await?;
-    print(args.output, counts, waits, rates, &owners)?;
+    let destinations = match given.settings() {
+        Ok(settings) => destinations(store, &settings).await?,
+        // Whoever has the URL of the database alone sees the rest.
+        Err(_) => BTreeMap::new(),
+    };
+    let pauses = pause::known(store).await;
+    print(args.output, &Found { counts, waits, rates, owners, destinations, pauses })?;
     database.close().await;
     Ok(ExitCode::SUCCESS)
 }
@@ -85,13 +91,58 @@ async fn owners(store: &dyn AdminStore, pending: &Filter) -> Result<BTreeMap<Str
     Ok(owners)
 }
 
-fn print(
-    output: Output,
+/// Everything that is told.
+struct Found {
     counts: Counts,
     waits: Option<Duration>,
     rates: Option<Rates>,
-    owners: &BTreeMap<String, u64>,
-) -> std::io::Result<()> {
+    owners: BTreeMap<String, u64>,
+    destinations: BTreeMap<String, OfDestination>,
+    pauses: Vec<Pause>,
+}
+
+/// What waits for a destination, and what was given up on the way there.
+#[derive(Clone, Copy, Default)]
+struct OfDestination {
+    new: u64,
+    retry: u64,
+    dead: u64,
+}
+
+/// What is there for each destination, by where these settings would send it, among the first rows that are pending and the last
+/// that are dead.
+async fn destinations(store: &dyn AdminStore, settings: &Settings) -> Result<BTreeMap<String, OfDestination>, Failed> {
+    let mut found: BTreeMap<String, OfDestination> =
+        settings.destinations.iter().map(|to| (to.name.clone(), OfDestination::default())).collect();
+    let mut count = |record: Record| {
+        let Ok(event) = &record.event else { return Ok(()) };
+        let route = settings.routes.iter().find(|route| route.fits(event));
+        for &place in route.iter().flat_map(|route| &route.to) {
+            let of = found.entry(settings.destinations[place].name.clone()).or_default();
+            match record.state.status {
+                Status::New => of.new += 1,
+                Status::Retry => of.retry += 1,
+                Status::Dead => of.dead += 1,
+                Status::Done => {}
+            }
+        }
+        Ok(())
+    };
+    let pending = Filter { statuses: vec![Status::New, Status::Retry], ..Filter::default() };
+    rows::each(store, &pending, (Order::OldestFirst, Some(LOOKED_AT)), &mut count).await?;
+    let dead = Filter { statuses: vec![Status::Dead], ..Filter::default() };
+    rows::each(store, &dead, (Order::NewestFirst, Some(LOOKED_AT)), &mut count).await?;
+    Ok(found)
+}
+
+fn print(output: Output, found: &Found) -> std::io::Result<()> {
+    let Found { counts, waits, rates, owners, destinations, pauses } = found;
+    let by_destination: serde_json::Map<String, serde_json::Value> = destinations
+        .iter()
+        .map(|(name, OfDestination { new, retry, dead })| {
+            (name.clone(), json!({ "new": new, "retry": retry, "dead": dead }))
+        })
+        .collect();
     let mut document = json!({
         "new": counts.new,
         "retry": counts.retry,
@@ -99,6 +150,8 @@ fn print(
         "dead": counts.dead,
         "oldest_pending_seconds": waits.map(|waits| waits.as_secs_f64()),
         "leases": owners,
+        "destinations": by_destination,
+        "paused": pauses.iter().map(pause::document).collect::<Vec<_>>(),
     });
     let mut lines = vec![
         ("new", counts.new.to_string()),
@@ -107,7 +160,7 @@ fn print(
         ("dead", counts.dead.to_string()),
         ("oldest pending", waits.map_or("-".to_owned(), |waits| format!("{:.1} s", waits.as_secs_f64()))),
     ];
-    if let Some(Rates { written, ended }) = rates {
+    if let Some(Rates { written, ended }) = *rates {
         document["written_per_second"] = json!(written);
         document["ended_per_second"] = json!(ended);
         lines.push(("written per second", format!("{written:.1}")));
@@ -115,6 +168,13 @@ fn print(
     }
     for (owner, leases) in owners {
         lines.push(("leases", format!("{leases} of {owner}")));
+    }
+    for (name, OfDestination { new, retry, dead }) in destinations {
+        lines.push(("destination", format!("{name}: {new} new, {retry} retry, {dead} dead")));
+    }
+    for pause in pauses {
+        let reason = pause.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+        lines.push(("paused", format!("{} since {}{reason}", pause.what, pause.since)));
     }
     output.one(&lines, &document)
 }

@@ -4,6 +4,7 @@ mod admin;
 mod contained;
 mod error;
 mod lane;
+mod pause;
 mod row;
 
 use std::fmt;
@@ -28,6 +29,7 @@ pub use lane::{
     ClosedKey, Key, Lane, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, MalformedInLane, ReadLane,
     ReadLanes, RelayOfLanes, Renewed, Writer,
 };
+pub use pause::{Pause, Paused};
 pub use row::{RawRow, cut_error};
 
 /// A boxed future, as the object-safe store traits return them.

@@ -8,6 +8,7 @@ mod breaker;
 #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
 mod connection;
 mod destination;
+mod durability;
 mod envelope;
 #[cfg(feature = "kafka")]
 pub mod kafka;
@@ -35,6 +36,7 @@ pub mod webhook;
 
 pub use breaker::{Breaker, BreakerState};
 pub use destination::Destination;
+pub use durability::Concern;
 pub use envelope::{Binding, CloudEvents, Debezium, Envelope, EnvelopeError, Wrapped};
 #[cfg(feature = "kafka")]
 pub use kafka::{Kafka, KafkaOptions};

@@ -63,6 +63,7 @@ use crate::address;
 use crate::breaker::Breaker;
 use crate::connection::Slot;
 use crate::destination::Destination;
+use crate::durability::Concern;
 use crate::envelope::Binding;
 use crate::pauses::Pauses;
 use crate::publisher::{Message, PublishError, Publisher, Results, runs_of};
@@ -146,6 +147,37 @@ impl Nats {
         let Inner { options, servers, .. } = &*self.0;
         let servers = u32::try_from(servers.len()).unwrap_or(u32::MAX);
         options.connect_timeout.saturating_mul(servers) + options.ack_timeout * PARTS
+    }
+
+    /// Asks how the stream keeps what it acknowledges that takes the subject, in which `x` stands for what events will say.
+    ///
+    /// # Errors
+    /// When the server is away, or refuses to say.
+    pub async fn concerns(&self, subject: &str) -> Result<Vec<Concern>, PublishError> {
+        let jetstream = &self.connection().await?.jetstream;
+        let Ok(stream) = jetstream.stream_by_subject(subject).await else {
+            let what = format!("no stream takes the subject {subject:?}");
+            return Ok(vec![Concern::mistake(what, "add a stream for it: nats stream add")]);
+        };
+        let refused = |error| PublishError::retryable(format!("the stream {stream:?} does not say how it is: {error}"));
+        let found = jetstream.get_stream(&stream).await.map_err(refused)?;
+        let config = &found.cached_info().config;
+        let mut concerns = Vec::new();
+        if config.storage == async_nats::jetstream::stream::StorageType::Memory {
+            concerns.push(Concern::mistake(
+                format!("the stream {stream:?} is kept in memory: what was acknowledged is lost with its servers"),
+                "make it anew with --storage file",
+            ));
+        } else if config.num_replicas < 2 {
+            concerns.push(Concern::choice(
+                format!(
+                    "the stream {stream:?} has no replica, and JetStream acknowledges before it is on disk: a power cut loses \
+                     what was acknowledged in the last two minutes, unless sync_interval is shorter"
+                ),
+                "set sync_interval: always in the jetstream block of the server, or give the stream 3 replicas",
+            ));
+        }
+        Ok(concerns)
     }
 
     /// The breaker of the connection.

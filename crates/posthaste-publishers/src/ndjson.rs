@@ -70,6 +70,7 @@ const LOOK: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NdjsonOptions {
+    name: Option<String>,
     path: Option<PathBuf>,
     sync: bool,
 }
@@ -82,7 +83,14 @@ impl NdjsonOptions {
 
     /// Lines at the end of a file, which is made if it is not there.
     pub fn file(path: impl Into<PathBuf>) -> Self {
-        Self { path: Some(path.into()), sync: false }
+        Self { path: Some(path.into()), ..Self::default() }
+    }
+
+    /// Sets what it is called in logs and metrics. Default: the path, or `stdout`.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
     }
 
     /// Sets whether a line counts as written only when it is on disk. Costs a write to the disk for each batch. Default: no,
@@ -105,7 +113,7 @@ pub struct Ndjson {
 impl Ndjson {
     /// Lines on standard output.
     pub fn stdout() -> Self {
-        Self::writing("stdout".to_owned(), Writer::start(|| Some(Sink::Stdout { torn: false })))
+        Self::on_stdout("stdout".to_owned())
     }
 
     /// Lines at the end of a file, which is made if it is not there.
@@ -121,8 +129,10 @@ impl Ndjson {
     /// # Errors
     /// When the file cannot be opened.
     pub async fn connect(options: NdjsonOptions) -> io::Result<Self> {
-        let Some(path) = options.path else { return Ok(Self::stdout()) };
-        let name = path.display().to_string();
+        let Some(path) = options.path else {
+            return Ok(Self::on_stdout(options.name.unwrap_or_else(|| "stdout".to_owned())));
+        };
+        let shown = path.display().to_string();
         let (tell, told) = mpsc::channel();
         let at = path.clone();
         let writer = Writer::start(move || match Appended::open(at, options.sync) {
@@ -141,8 +151,12 @@ impl Ndjson {
                 Err(io::Error::new(io::ErrorKind::TimedOut, "nobody opens it at its other end"))
             }
         };
-        opened.map_err(|error| io::Error::new(error.kind(), format!("{name} cannot be opened: {error}")))?;
-        Ok(Self::writing(name, writer))
+        opened.map_err(|error| io::Error::new(error.kind(), format!("{shown} cannot be opened: {error}")))?;
+        Ok(Self::writing(options.name.unwrap_or(shown), writer))
+    }
+
+    fn on_stdout(name: String) -> Self {
+        Self::writing(name, Writer::start(|| Some(Sink::Stdout { torn: false })))
     }
 
     fn writing(name: String, writer: Writer) -> Self {

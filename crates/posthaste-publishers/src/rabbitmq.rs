@@ -63,6 +63,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::breaker::Breaker;
 use crate::destination::Destination;
+use crate::durability::Concern;
 use crate::envelope::Binding;
 use crate::pauses::Pauses;
 use crate::publisher::{Message, PublishError, Publisher};
@@ -122,6 +123,28 @@ impl Rabbit {
     /// A destination that is a queue, by its name, as a template: without an exchange between.
     pub fn queue(&self, template: &str) -> Destination<Self> {
         self.destination(NO_EXCHANGE, template)
+    }
+
+    /// Asks whether a queue is there, and survives a restart of the broker.
+    ///
+    /// # Errors
+    /// When the broker is away, or refuses to say.
+    pub async fn concerns(&self, queue: &str) -> Result<Vec<Concern>, PublishError> {
+        let line = self.0.link.line().await?;
+        let refused = |error: lapin::Error| PublishError::retryable(format!("RabbitMQ does not say: {error}"));
+        Ok(match line.is_durable(queue).await.map_err(refused)? {
+            Some(true) => Vec::new(),
+            Some(false) => vec![Concern::mistake(
+                format!(
+                    "the queue {queue:?} is not durable: it is gone, with its messages, when the broker is restarted"
+                ),
+                "delete it, and declare it with durable = true",
+            )],
+            None => vec![Concern::mistake(
+                format!("there is no queue {queue:?}: messages for it come back, and wait"),
+                "declare it, with durable = true",
+            )],
+        })
     }
 
     /// The breaker of this connection.

@@ -46,6 +46,7 @@ use crate::address;
 use crate::breaker::Breaker;
 use crate::connection::Slot;
 use crate::destination::Destination;
+use crate::durability::Concern;
 use crate::envelope::Binding;
 use crate::options::{connection_setters, five_seconds};
 use crate::publisher::{Message, PublishError, Publisher};
@@ -272,6 +273,50 @@ impl Redis {
     /// Until when requests of a batch are begun.
     fn longest(&self) -> Duration {
         self.0.options.connect_timeout + self.0.options.ack_timeout * REQUESTS
+    }
+
+    /// Asks whether what it acknowledges survives a restart of the server, and stays there.
+    ///
+    /// # Errors
+    /// When the server is away, or refuses to say.
+    pub async fn concerns(&self) -> Result<Vec<Concern>, PublishError> {
+        let connection = self.connection().await?;
+        let mut connection = MultiplexedConnection::clone(&connection);
+        let refused =
+            |error: RedisError| PublishError::retryable(format!("{} does not say: {}", self.shown(), said(&error)));
+        let persistence: String =
+            ::redis::cmd("INFO").arg("persistence").query_async(&mut connection).await.map_err(refused)?;
+        let mut concerns = Vec::new();
+        if persistence.lines().any(|line| line.trim() == "aof_enabled:0") {
+            concerns.push(Concern::mistake(
+                "appendonly is off: what was acknowledged since the last snapshot is lost when the server ends",
+                "CONFIG SET appendonly yes, and the same in redis.conf",
+            ));
+        }
+        // Where CONFIG is forbidden, as on hosted servers, the rest is not known.
+        let settings: Vec<(String, String)> =
+            match ::redis::cmd("CONFIG").arg("GET").arg("*").query_async(&mut connection).await {
+                Ok(settings) => settings,
+                Err(_) => return Ok(concerns),
+            };
+        let setting = |name: &str| settings.iter().find(|(of, _)| of == name).map_or("", |(_, value)| value.as_str());
+        if concerns.is_empty() && !["", "always"].contains(&setting("appendfsync")) {
+            concerns.push(Concern::choice(
+                format!(
+                    "appendfsync is {}: a power cut loses what was acknowledged in the last second or so",
+                    setting("appendfsync")
+                ),
+                "CONFIG SET appendfsync always, if that must not be",
+            ));
+        }
+        let policy = setting("maxmemory-policy");
+        if policy.starts_with("allkeys") && !["", "0"].contains(&setting("maxmemory")) {
+            concerns.push(Concern::mistake(
+                format!("maxmemory-policy is {policy}: streams are thrown away when memory is short"),
+                "CONFIG SET maxmemory-policy noeviction",
+            ));
+        }
+        Ok(concerns)
     }
 
     /// The breaker of the connection.

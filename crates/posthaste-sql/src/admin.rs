@@ -1,6 +1,7 @@
 //! Conditions of an operator's queries, for every database alike.
 
-use posthaste_core::store::Filter;
+use posthaste_core::Timestamp;
+use posthaste_core::store::{Filter, Pause, Paused};
 use sqlx::{Database, Encode, QueryBuilder, Type};
 
 use crate::dialect::Dialect;
@@ -53,6 +54,15 @@ where
         let (open, close) = dialect.error_contains;
         query.push(" AND ").push(open).push_bind(text.clone()).push(close);
     }
+}
+
+/// Pauses as they are kept. What a later release means by another number is passed by.
+pub(crate) fn pauses(rows: Vec<(i64, String, Option<String>, i64)>) -> Vec<Pause> {
+    let pause = |(kind, name, reason, since)| {
+        let (what, since) = (Paused::from_row(kind, name)?, Timestamp::from_micros(since));
+        Some(Pause { what, reason, since })
+    };
+    rows.into_iter().filter_map(pause).collect()
 }
 
 /// A number of rows as SQL takes it.

@@ -102,6 +102,12 @@ slots! {
     purgeable,
     /// Up to which number rows are looked at that are purged by their age alone.
     oldest,
+    /// What is paused: kind, name, reason and since when, in microseconds since 1970.
+    pauses,
+    /// Pauses something, unless it is paused.
+    pause,
+    /// Ends a pause.
+    resume,
     /// Creates the table of applied migrations.
     create_history,
     /// The newest applied migration.

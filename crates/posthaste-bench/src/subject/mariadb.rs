@@ -45,7 +45,7 @@ impl Subject for MariaDb {
     async fn fresh(&self) -> anyhow::Result<MySqlStore> {
         let pool = self.pool().await?;
         for sql in [
-            "DROP TABLE IF EXISTS outbox_event, outbox_event_lane, outbox_event_relay, outbox_event_key,
+            "DROP TABLE IF EXISTS outbox_event, outbox_event_lane, outbox_event_relay, outbox_event_key, outbox_event_pause,
              posthaste_migration, orders",
             "CREATE TABLE orders (id BIGINT AUTO_INCREMENT PRIMARY KEY, customer VARCHAR(100), total DECIMAL(10, 2))",
         ] {

@@ -63,7 +63,7 @@ impl Subject for Postgres {
 
     async fn fresh(&self) -> anyhow::Result<PgStore> {
         let pool = self.pool().await?;
-        let sql = "DROP TABLE IF EXISTS outbox_event, outbox_event_lane, outbox_event_relay, outbox_event_key, \
+        let sql = "DROP TABLE IF EXISTS outbox_event, outbox_event_lane, outbox_event_relay, outbox_event_key, outbox_event_pause, \
                    posthaste_migration, orders; \
                    CREATE TABLE orders (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer TEXT, total NUMERIC)";
         sqlx::raw_sql(sql).execute(&pool).await?;

@@ -1,9 +1,12 @@
 //! Destinations that can be sent to.
 
+use std::sync::Arc;
+
 use posthaste::RetryPolicy;
 use posthaste::listener::AnyListener;
 use posthaste::publishers::{self, Envelope, Ndjson, PublishError, Publisher};
 
+use super::meter::{DestinationMeter, Metered};
 use crate::exit::{Failed, Status};
 use crate::settings::{Destination, Target};
 
@@ -103,28 +106,34 @@ impl Connected {
     }
 
     /// What delivers there, for a route.
-    pub(super) fn listener(&self, settings: &Destination, envelope: &Envelope, retry: &RetryPolicy) -> AnyListener {
-        let to = &*settings.to;
+    pub(super) fn listener(
+        &self,
+        settings: &Destination,
+        envelope: &Envelope,
+        retry: &RetryPolicy,
+        meter: Option<&Arc<DestinationMeter>>,
+    ) -> AnyListener {
+        let (to, with) = (&*settings.to, (envelope, retry, meter));
         match self {
-            Self::Lines(lines) => finished(lines.lines(), settings, envelope, retry),
+            Self::Lines(lines) => finished(lines.lines(), settings, with),
             #[cfg(feature = "kafka")]
-            Self::Kafka(kafka) => finished(kafka.topic(to), settings, envelope, retry),
+            Self::Kafka(kafka) => finished(kafka.topic(to), settings, with),
             #[cfg(feature = "mqtt")]
-            Self::Mqtt(mqtt) => finished(mqtt.topic(to), settings, envelope, retry),
+            Self::Mqtt(mqtt) => finished(mqtt.topic(to), settings, with),
             #[cfg(feature = "nats")]
-            Self::Nats(nats) => finished(nats.subject(to), settings, envelope, retry),
+            Self::Nats(nats) => finished(nats.subject(to), settings, with),
             #[cfg(feature = "rabbitmq")]
             Self::Rabbit(rabbit) => {
                 let destination = match &settings.exchange {
                     Some(exchange) => rabbit.exchange(exchange).routing_key(to),
                     None => rabbit.queue(to),
                 };
-                finished(destination, settings, envelope, retry)
+                finished(destination, settings, with)
             }
             #[cfg(feature = "redis")]
-            Self::Redis(redis) => finished(redis.stream(to), settings, envelope, retry),
+            Self::Redis(redis) => finished(redis.stream(to), settings, with),
             #[cfg(feature = "webhook")]
-            Self::Webhook(webhook) => finished(webhook.url(to), settings, envelope, retry),
+            Self::Webhook(webhook) => finished(webhook.url(to), settings, with),
         }
     }
 }
@@ -133,8 +142,7 @@ impl Connected {
 fn finished<P: Publisher>(
     mut destination: publishers::Destination<P>,
     settings: &Destination,
-    envelope: &Envelope,
-    retry: &RetryPolicy,
+    (envelope, retry, meter): (&Envelope, &RetryPolicy, Option<&Arc<DestinationMeter>>),
 ) -> AnyListener {
     destination = destination.envelope(envelope.clone()).retry(retry.clone());
     if let Some(key) = &settings.key {
@@ -143,5 +151,5 @@ fn finished<P: Publisher>(
     if let Some(max_batch) = settings.max_batch {
         destination = destination.max_batch(max_batch);
     }
-    destination.into()
+    destination.through(|publisher| Metered::new(publisher, meter.cloned())).into()
 }

@@ -6,15 +6,21 @@ use std::time::Duration;
 use posthaste::listener::{AnyListener, Delivery, Failure, FailureKind, FanOut, Gate, Listener, Room, Verdict};
 use posthaste::{Event, Registry};
 
-use super::Connected;
+use super::meter::DestinationMeter;
+use super::{Connected, Holds};
 use crate::exit::{Failed, Status};
 use crate::settings::{Route, Settings};
 
 /// The listeners of all routes. Events that no route fits are DEAD, with what to do about it.
-pub(crate) fn registry(settings: &Settings, connected: &[Connected]) -> Result<Registry, Failed> {
+pub(crate) fn registry(
+    settings: &Settings,
+    connected: &[Connected],
+    holds: &Holds,
+    meters: Option<&Meters>,
+) -> Result<Registry, Failed> {
     let mut listeners = Vec::with_capacity(settings.routes.len() + 1);
-    for route in &*settings.routes {
-        listeners.push(listener(route, settings, connected)?);
+    for (place, route) in settings.routes.iter().enumerate() {
+        listeners.push(listener(route, settings, connected, meters)?.held_by(holds.of(place, route)));
     }
     let nowhere = listeners.len();
     listeners.push(Nowhere.into());
@@ -25,13 +31,28 @@ pub(crate) fn registry(settings: &Settings, connected: &[Connected]) -> Result<R
     Ok(registry)
 }
 
+/// What counts for each destination, in their order.
+pub(crate) struct Meters(Vec<Arc<DestinationMeter>>);
+
+impl Meters {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self(settings.destinations.iter().map(|to| Arc::new(DestinationMeter::new(to))).collect())
+    }
+}
+
 /// One destination takes batches. Several of them, and limits, take events one by one.
-fn listener(route: &Route, settings: &Settings, connected: &[Connected]) -> Result<AnyListener, Failed> {
+fn listener(
+    route: &Route,
+    settings: &Settings,
+    connected: &[Connected],
+    meters: Option<&Meters>,
+) -> Result<AnyListener, Failed> {
     let mut listeners = Vec::with_capacity(route.to.len());
     for &place in &route.to {
         let destination = &settings.destinations[place];
         let envelope = route.envelope.as_ref().unwrap_or(&destination.envelope);
-        let listener = connected[place].listener(destination, envelope, &route.retry);
+        let meter = meters.map(|Meters(meters)| &meters[place]);
+        let listener = connected[place].listener(destination, envelope, &route.retry, meter);
         if let Some(mistake) = listener.mistake() {
             return Err(destination.fault(format!("{mistake} (for the route {:?})", route.name)).into());
         }

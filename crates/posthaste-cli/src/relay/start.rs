@@ -7,7 +7,7 @@ use posthaste::store;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use super::Connected;
+use super::{Connected, Holds};
 use crate::database::Database;
 use crate::exit::{Failed, Status};
 use crate::settings::{self, Destination};
@@ -41,6 +41,19 @@ pub(super) async fn database(settings: &settings::Database) -> Result<Database, 
     }
     waiting.over(&format!("the database {shown}"));
     Ok(database)
+}
+
+/// Learns what is paused. A relay that may not look would not heed what it is told, so that is an error.
+pub(super) async fn holds(holds: &Holds, database: &Database) -> Result<(), Failed> {
+    let mut waiting = Waiting::new();
+    while let Err(error) = holds.look(database).await {
+        if !error.is_transient() {
+            return Err(error.into());
+        }
+        waiting.for_a_while("the table of pauses", &error).await;
+    }
+    waiting.over("the table of pauses");
+    Ok(())
 }
 
 /// Waits until every destination has answered, but for those that are said to come later.

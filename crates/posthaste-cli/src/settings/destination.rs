@@ -131,6 +131,26 @@ impl Destination {
 }
 
 impl Target {
+    /// What it is, in the words of the conventions of OpenTelemetry where they have one.
+    #[cfg(feature = "otlp")]
+    pub(crate) fn system(&self) -> &'static str {
+        match self {
+            Self::Lines(_) => "ndjson",
+            #[cfg(feature = "kafka")]
+            Self::Kafka(_) => "kafka",
+            #[cfg(feature = "mqtt")]
+            Self::Mqtt(_) => "mqtt",
+            #[cfg(feature = "nats")]
+            Self::Nats(_) => "nats",
+            #[cfg(feature = "rabbitmq")]
+            Self::Rabbit(_) => "rabbitmq",
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => "redis",
+            #[cfg(feature = "webhook")]
+            Self::Webhook(_) => "http",
+        }
+    }
+
     /// What a type makes of the settings that are its own.
     fn of(
         kind: &str,
@@ -146,20 +166,23 @@ impl Target {
                     let message = "stdout has no such setting; it has type, key, envelope and max_batch";
                     return Err(Fault::new(origin, format!("{field}.{key}"), message));
                 }
-                return Ok(Self::Lines(NdjsonOptions::stdout()));
+                return Ok(Self::Lines(NdjsonOptions::stdout().name(name)));
             }
             "file" => {
                 if table.get("path").is_none() {
                     return Err(Fault::new(origin, field, "the path is missing: which file to write lines to"));
                 }
-                return Ok(Self::Lines(whole(table).read(field)?));
             }
             _ => {}
         }
-        // Connections are told apart by what the destination is called, and nobody is asked before all is checked.
+        // Destinations are told apart in logs and metrics by what they are called here.
         if table.get("name").is_none() {
             table.set("name", Value::untyped(name, Origin::Default));
         }
+        if kind == "file" {
+            return Ok(Self::Lines(whole(table).read(field)?));
+        }
+        // Nobody is asked before all is checked.
         if kind != "webhook" {
             table.set("lazy", Value { origin: Origin::Default, kind: Kind::Bool(true) });
         }

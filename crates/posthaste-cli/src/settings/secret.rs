@@ -15,6 +15,18 @@ pub(super) fn resolve(table: &mut Table, home: &Path, faults: &mut Vec<Fault>) {
     {
         secrets.resolve(url, "database.url", false);
     }
+    if let Some(Kind::Table(http)) = table.get_mut("http").map(|value| &mut value.kind)
+        && let Some(token) = http.get_mut("token")
+    {
+        secrets.resolve(token, "http.token", true);
+    }
+    if let Some(Kind::Table(telemetry)) = table.get_mut("telemetry").map(|value| &mut value.kind)
+        && let Some(Kind::Table(headers)) = telemetry.get_mut("headers").map(|value| &mut value.kind)
+    {
+        for (name, value) in headers.iter_mut() {
+            secrets.resolve(value, &format!("telemetry.headers.{name}"), true);
+        }
+    }
     if let Some(destinations) = table.get_mut("destination") {
         secrets.resolve(destinations, "destination", false);
     }

@@ -28,7 +28,14 @@ const COMMANDS: &[&[&str]] = &[
     &["dead", "redrive"],
     &["dead", "discard"],
     &["stats"],
+    &["pause"],
+    &["pause", "route"],
+    &["pause", "destination"],
+    &["pause", "list"],
+    &["resume"],
+    &["resume", "route"],
     &["purge"],
+    &["doctor"],
 ];
 
 #[test]

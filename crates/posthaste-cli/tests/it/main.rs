@@ -4,10 +4,15 @@
 
 mod config;
 mod demo;
+mod doctor;
 mod help;
+mod operations;
 mod operator;
+mod pause;
 mod place;
 mod relay;
+#[cfg(feature = "otlp")]
+mod telemetry;
 
 use std::process::{Command, Output};
 

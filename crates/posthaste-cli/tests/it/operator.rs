@@ -172,7 +172,9 @@ fn what_is_old_is_purged_after_a_yes() {
 #[test]
 fn whoever_only_looks_makes_no_database() {
     let here = Place::new();
-    for command in [&["stats"][..], &["events", "list"], &["dead", "list"], &["purge", "--done-after", "1h"]] {
+    for command in
+        [&["stats"][..], &["events", "list"], &["dead", "list"], &["purge", "--done-after", "1h"], &["pause", "list"]]
+    {
         assert!(here.fails(5, command).contains("there is no posthaste.db in this directory"), "{command:?}");
     }
     assert!(!here.path("posthaste.db").exists());

@@ -85,8 +85,13 @@ impl Place {
 
     /// Starts a command that goes on.
     pub(crate) fn start(&self, arguments: &[&str]) -> Running {
-        let mut child =
-            self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be started");
+        let mut command = self.command(arguments);
+        let is_said = self.variables.iter().any(|(name, _)| name == "POSTHASTE_HTTP_LISTEN");
+        if !is_said && !self.read("posthaste.toml").contains("[http]") {
+            // Tests run at the same time, and would all listen at the same port.
+            command.env("POSTHASTE_HTTP_LISTEN", "127.0.0.1:0");
+        }
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be started");
         let said = Arc::new(Mutex::new(String::new()));
         let (pipe, heard) = (child.stderr.take().unwrap(), Arc::clone(&said));
         std::thread::spawn(move || {
@@ -134,7 +139,11 @@ impl Running {
     }
 
     pub(crate) fn terminate(&self) {
-        let killed = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        self.signal("-TERM");
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let killed = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
         assert!(killed.success());
     }
 

@@ -8,14 +8,14 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use crate::place::{Late, Place, silent, until};
 use crate::{stderr, stdout};
 
-fn variable(name: &str) -> String {
+pub(crate) fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| {
         panic!("{name} is not set: run scripts/test, or eval \"$(scripts/servers start --brokers=nats,redis)\" first")
     })
 }
 
 /// A database of its own on the server of the tests: its URL.
-async fn postgres() -> String {
+pub(crate) async fn postgres() -> String {
     let server = variable("POSTHASTE_TEST_POSTGRES_URL");
     let mut connection = PgConnection::connect(&server).await.unwrap();
     let name = format!("posthaste_test_{}_{:x}", std::process::id(), fastrand::u64(..));
@@ -25,19 +25,19 @@ async fn postgres() -> String {
 }
 
 /// What stands between `//` and the path of a URL, without a user.
-fn socket(url: &str) -> String {
+pub(crate) fn socket(url: &str) -> String {
     let rest = url.split_once("://").unwrap().1.split(['/', '?']).next().unwrap();
     rest.rsplit('@').next().unwrap().to_owned()
 }
 
-fn redis(arguments: &[&str]) -> String {
+pub(crate) fn redis(arguments: &[&str]) -> String {
     let url = variable("POSTHASTE_TEST_REDIS_URL");
     let output = Command::new("redis-cli").args(["-u", &url]).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     stdout(&output).trim_end().to_owned()
 }
 
-fn jetstream(command: &str, argument: &str) -> String {
+pub(crate) fn jetstream(command: &str, argument: &str) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../posthaste-publishers/tests/it/jetstream.py");
     let url = variable("POSTHASTE_TEST_NATS_URL");
     let output = Command::new(variable("POSTHASTE_TEST_NATS_PYTHON")).args([script, &url, command, argument]).output();
@@ -46,12 +46,12 @@ fn jetstream(command: &str, argument: &str) -> String {
     stdout(&output).to_owned()
 }
 
-fn lines(text: &str) -> Vec<Value> {
+pub(crate) fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// A name that no other run has.
-fn unique(name: &str) -> String {
+pub(crate) fn unique(name: &str) -> String {
     format!("{name}{:x}", fastrand::u64(..))
 }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Batch, BatchListener, Delivery, FanOut, Gate, Listener, OfOneKey, Verdict, chain};
+use super::gate::InARow;
+use super::{Batch, BatchListener, Delivery, FanOut, Gate, Hold, Listener, OfOneKey, Verdict, call, chain};
 use crate::order::OnDead;
 use crate::retry::RetryPolicy;
 
@@ -76,7 +77,37 @@ impl<B: BatchListener> Run for Slice<B> {
     }
 }
 
+/// A listener with what may keep events from it.
+struct Held {
+    inner: Arc<dyn Run>,
+    holds: Box<[Hold]>,
+}
+
+impl Run for Held {
+    fn run<'a>(&'a self, events: &'a [Delivery]) -> Boxed<'a> {
+        match self.holds.iter().find_map(|hold| hold.put_off(events.len())) {
+            Some(verdicts) => Box::pin(async move {
+                call::give_back();
+                verdicts.into()
+            }),
+            None => self.inner.run(events),
+        }
+    }
+
+    fn time_limit_or(&self, otherwise: Duration) -> Duration {
+        self.inner.time_limit_or(otherwise)
+    }
+}
+
 impl AnyListener {
+    /// The same listener behind these: while one of them is held, no event comes to it. See [`Hold`].
+    #[must_use]
+    pub fn held_by(self, holds: impl IntoIterator<Item = Hold>) -> Self {
+        let holds: Box<[Hold]> = holds.into_iter().collect();
+        let gates = holds.iter().map(|hold| Arc::new(hold.clone()) as Arc<dyn Gate>).chain(self.gate).collect();
+        Self { run: Arc::new(Held { inner: self.run, holds }), gate: Some(Arc::new(InARow(gates))), ..self }
+    }
+
     /// A listener that cannot be used: whoever registers it hears why. For what makes listeners of settings, some of which may
     /// be wrong.
     pub fn mistaken(mistake: impl std::error::Error + 'static) -> Self {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BoxFuture, ClosedKey, Error, Key, RowState, Status};
+use super::{BoxFuture, ClosedKey, Error, Key, Pause, Paused, RowState, Status};
 use crate::event::{Event, EventId};
 use crate::time::Timestamp;
 
@@ -196,6 +196,24 @@ pub trait AdminStore: Send + Sync + 'static {
     /// Lets a closed key go on with the event that is to blame, which is redriven. Says whether the key was closed. To redrive
     /// that event does the same. Default: none is.
     fn release_key<'a>(&'a self, _key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
+
+    /// What relays are told not to deliver for the time being, in the order in which it was said. Default: nothing.
+    ///
+    /// The outbox itself does not look: relays do that make [holds](crate::listener::Hold) of it, as the command `posthaste` does.
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// Tells all relays not to deliver something. Says whether it was not paused before; if it was, that stays as it is.
+    /// Default: refused.
+    fn pause<'a>(&'a self, _what: &'a Paused, _reason: Option<&'a str>) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(std::future::ready(Err(Error::Refused("this store keeps no pauses".into()))))
+    }
+
+    /// Lets all relays deliver it again. Says whether it was paused. Default: it was not.
+    fn resume<'a>(&'a self, _what: &'a Paused) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(std::future::ready(Ok(false)))
     }
 

@@ -220,6 +220,27 @@ impl Line {
         channel.close(200, "OK".into()).await
     }
 
+    /// Whether a queue is durable; nothing if there is none.
+    ///
+    /// The protocol has no question for it. A queue that is there is declared once more, as durable, which the broker refuses if
+    /// it is not; on channels of their own, which end with a refusal.
+    pub(super) async fn is_durable(&self, queue: &str) -> lapin::Result<Option<bool>> {
+        let name = ShortString::from(queue);
+        for (passive, durable) in [(true, false), (false, true)] {
+            let channel = self.connection.create_channel().await?;
+            let options = QueueDeclareOptions { passive, durable, ..QueueDeclareOptions::default() };
+            match channel.queue_declare(name.clone(), options, FieldTable::default()).await {
+                Ok(_) => channel.close(200, "OK".into()).await?,
+                Err(error) if error.to_string().contains("NOT_FOUND") => return Ok(None),
+                Err(error) if error.to_string().contains("inequivalent arg 'durable'") => return Ok(Some(false)),
+                // Another argument is different, and the broker says which one first: this is not it.
+                Err(error) if error.to_string().contains("inequivalent arg") => return Ok(Some(true)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(true))
+    }
+
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Channel>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,7 +2,8 @@
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Order, Page, Purge, Record, Redrive, Status,
+    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Order, Page, Pause, Paused, Purge, Record,
+    Redrive, Status,
 };
 use sqlx::{MySql, QueryBuilder, SqlStr};
 
@@ -10,7 +11,7 @@ use super::insert::length;
 use super::patience::Patience;
 use super::sql::DIALECT;
 use super::{MySqlStore, patiently, row};
-use crate::admin::{limit, push_filter};
+use crate::admin::{limit, pauses, push_filter};
 use crate::finish::finish;
 use crate::many::MOST;
 
@@ -57,6 +58,20 @@ impl AdminStore for MySqlStore {
         let key = key.clone();
         patiently!(self, |store| store.try_reopen(&key, false))
     }
+
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
+        patiently!(self, |store| store.try_pauses())
+    }
+
+    fn pause<'a>(&'a self, what: &'a Paused, reason: Option<&'a str>) -> BoxFuture<'a, Result<bool, Error>> {
+        let (what, reason) = (what.clone(), reason.map(str::to_owned));
+        patiently!(self, |store| store.try_pause(&what, reason.as_deref()))
+    }
+
+    fn resume<'a>(&'a self, what: &'a Paused) -> BoxFuture<'a, Result<bool, Error>> {
+        let what = what.clone();
+        patiently!(self, |store| store.try_resume(&what))
+    }
 }
 
 impl MySqlStore {
@@ -69,6 +84,20 @@ impl MySqlStore {
             }
         }
         Ok(counts)
+    }
+
+    async fn try_pauses(&self) -> Result<Vec<Pause>, sqlx::Error> {
+        Ok(pauses(sqlx::query_as(self.sql.slots.pauses.clone()).fetch_all(&self.pool).await?))
+    }
+
+    async fn try_pause(&self, what: &Paused, reason: Option<&str>) -> Result<bool, sqlx::Error> {
+        let query = sqlx::query(self.sql.slots.pause.clone()).bind(what.kind()).bind(what.name()).bind(reason);
+        Ok(query.execute(&self.pool).await?.rows_affected() > 0)
+    }
+
+    async fn try_resume(&self, what: &Paused) -> Result<bool, sqlx::Error> {
+        let query = sqlx::query(self.sql.slots.resume.clone()).bind(what.kind()).bind(what.name());
+        Ok(query.execute(&self.pool).await?.rows_affected() > 0)
     }
 
     async fn try_find(&self, id: &EventId) -> Result<Option<Record>, sqlx::Error> {

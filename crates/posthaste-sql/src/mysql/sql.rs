@@ -125,6 +125,14 @@ pub(super) const DIALECT: Dialect = Dialect {
         // at the same time, so what is old is among the first; when none of them is, the rest is not walked.
         oldest: "SELECT MIN(seq) + 999 FROM {table}",
 
+        pauses: concat!(
+            "SELECT CAST(kind AS SIGNED), name, reason, ",
+            micros!("since"),
+            " FROM {schema}`{name}_pause` ORDER BY since, kind, name"
+        ),
+        pause: "INSERT IGNORE INTO {schema}`{name}_pause` (kind, name, reason, since) VALUES (?, ?, ?, UTC_TIMESTAMP(6))",
+        resume: "DELETE FROM {schema}`{name}_pause` WHERE kind = ? AND name = ?",
+
         create_history: "CREATE TABLE IF NOT EXISTS {schema}posthaste_migration (\
                          table_name VARCHAR(64) NOT NULL, version BIGINT NOT NULL, name VARCHAR(255) NOT NULL, \
                          applied_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), \
@@ -231,5 +239,7 @@ pub(super) const LOCK_MIGRATION: &str = concat!("SELECT GET_LOCK(", migration_lo
 /// Lets them in again.
 pub(super) const UNLOCK_MIGRATION: &str = concat!("DO RELEASE_LOCK(", migration_lock!(), ")");
 
-pub(super) const MIGRATIONS: &[Migration] =
-    &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];
+pub(super) const MIGRATIONS: &[Migration] = &[
+    Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") },
+    Migration { name: "keep pauses", sql: include_str!("sql/2_keep_pauses.sql") },
+];

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Maintained, Order, Page, Purge, Record,
-    Redrive, Status,
+    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Maintained, Order, Page, Pause, Paused,
+    Purge, Record, Redrive, Status,
 };
 use sqlx::postgres::Postgres;
 use sqlx::{QueryBuilder, SqlStr};
@@ -13,7 +13,7 @@ use sqlx::{QueryBuilder, SqlStr};
 use super::moment::interval;
 use super::sql::DIALECT;
 use super::{PgStore, row, sql};
-use crate::admin::{FINAL, limit, push_filter};
+use crate::admin::{FINAL, limit, pauses, push_filter};
 
 /// Rows that somebody else is changing are passed by: they change already.
 const LOCK: &str = " FOR UPDATE SKIP LOCKED))";
@@ -90,6 +90,30 @@ impl AdminStore for PgStore {
 
     fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(self.reopen(key, false))
+    }
+
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
+        Box::pin(async move {
+            let query = sqlx::query_as::<_, (i16, String, Option<String>, i64)>(self.sql.slots.pauses.clone());
+            let rows = query.fetch_all(&self.pool).await.map_err(|error| self.fault(error))?;
+            Ok(pauses(rows.into_iter().map(|(kind, name, reason, since)| (kind.into(), name, reason, since)).collect()))
+        })
+    }
+
+    fn pause<'a>(&'a self, what: &'a Paused, reason: Option<&'a str>) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move {
+            let query = sqlx::query(self.sql.slots.pause.clone()).bind(what.kind()).bind(what.name()).bind(reason);
+            let done = query.execute(&self.pool).await.map_err(|error| self.fault(error))?;
+            Ok(done.rows_affected() > 0)
+        })
+    }
+
+    fn resume<'a>(&'a self, what: &'a Paused) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move {
+            let query = sqlx::query(self.sql.slots.resume.clone()).bind(what.kind()).bind(what.name());
+            let done = query.execute(&self.pool).await.map_err(|error| self.fault(error))?;
+            Ok(done.rows_affected() > 0)
+        })
     }
 }
 

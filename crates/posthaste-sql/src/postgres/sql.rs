@@ -286,6 +286,11 @@ pub(super) const DIALECT: Dialect = Dialect {
         // at the same time, so what is old is among the first; when none of them is, the rest is not walked.
         oldest: "SELECT min(seq) + 999 FROM {table}",
 
+        pauses: "SELECT kind, name, reason, (extract(epoch FROM since) * 1000000)::bigint \
+                 FROM {schema}\"{name}_pause\" ORDER BY since, kind, name",
+        pause: "INSERT INTO {schema}\"{name}_pause\" (kind, name, reason) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+        resume: "DELETE FROM {schema}\"{name}_pause\" WHERE kind = $1 AND name = $2",
+
         create_history: "CREATE TABLE IF NOT EXISTS {schema}posthaste_migration (\
                          table_name TEXT NOT NULL, version BIGINT NOT NULL, name TEXT NOT NULL, \
                          applied_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(), \
@@ -416,9 +421,13 @@ pub(super) const IS_ONE_TABLE: &str = "SELECT coalesce((SELECT relkind = 'r' AND
 pub(super) const IS_PARTITIONED: &str =
     "SELECT (SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('{table}'))";
 
+const KEEP_PAUSES: Migration = Migration { name: "keep pauses", sql: include_str!("sql/2_keep_pauses.sql") };
+
 pub(super) const MIGRATIONS: &[Migration] =
-    &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];
+    &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }, KEEP_PAUSES];
 
 /// Of a table in partitions, with the same versions.
-pub(super) const PARTITIONED_MIGRATIONS: &[Migration] =
-    &[Migration { name: "create the partitioned table", sql: include_str!("sql/1_create_the_partitioned_table.sql") }];
+pub(super) const PARTITIONED_MIGRATIONS: &[Migration] = &[
+    Migration { name: "create the partitioned table", sql: include_str!("sql/1_create_the_partitioned_table.sql") },
+    KEEP_PAUSES,
+];

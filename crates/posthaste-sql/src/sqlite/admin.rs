@@ -2,14 +2,15 @@
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Order, Page, Purge, Record, Redrive, Status,
+    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Order, Page, Pause, Paused, Purge, Record,
+    Redrive, Status,
 };
 use sqlx::sqlite::{Sqlite, SqliteArguments};
 use sqlx::{Arguments, QueryBuilder};
 
 use super::sql::DIALECT;
 use super::{SqliteStore, row};
-use crate::admin::{FINAL, limit, push_filter};
+use crate::admin::{FINAL, limit, pauses, push_filter};
 
 impl AdminStore for SqliteStore {
     fn counts(&self) -> BoxFuture<'_, Result<Counts, Error>> {
@@ -70,6 +71,32 @@ impl AdminStore for SqliteStore {
 
     fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(self.reopen(key, false))
+    }
+
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
+        Box::pin(async move {
+            let query = sqlx::query_as(self.sql.slots.pauses.clone());
+            Ok(pauses(query.fetch_all(&self.pool).await.map_err(|error| self.fault(error))?))
+        })
+    }
+
+    fn pause<'a>(&'a self, what: &'a Paused, reason: Option<&'a str>) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move {
+            let _turn = self.gate.enter().await?;
+            let query = sqlx::query(self.sql.slots.pause.clone()).bind(what.kind()).bind(what.name()).bind(reason);
+            let query = query.bind(self.now().as_micros());
+            let done = query.execute(&self.pool).await.map_err(|error| self.fault(error))?;
+            Ok(done.rows_affected() > 0)
+        })
+    }
+
+    fn resume<'a>(&'a self, what: &'a Paused) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move {
+            let _turn = self.gate.enter().await?;
+            let query = sqlx::query(self.sql.slots.resume.clone()).bind(what.kind()).bind(what.name());
+            let done = query.execute(&self.pool).await.map_err(|error| self.fault(error))?;
+            Ok(done.rows_affected() > 0)
+        })
     }
 }
 

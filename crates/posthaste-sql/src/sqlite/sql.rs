@@ -91,6 +91,10 @@ pub(super) const DIALECT: Dialect = Dialect {
         // at the same time, so what is old is among the first; when none of them is, the rest is not walked.
         oldest: "SELECT min(seq) + 999 FROM {table}",
 
+        pauses: "SELECT kind, name, reason, since FROM {schema}\"{name}_pause\" ORDER BY since, kind, name",
+        pause: "INSERT OR IGNORE INTO {schema}\"{name}_pause\" (kind, name, reason, since) VALUES (?1, ?2, ?3, ?4)",
+        resume: "DELETE FROM {schema}\"{name}_pause\" WHERE kind = ?1 AND name = ?2",
+
         create_history: "CREATE TABLE IF NOT EXISTS {schema}posthaste_migration (\
                          table_name TEXT NOT NULL COLLATE NOCASE, version INTEGER NOT NULL, name TEXT NOT NULL, \
                          applied_at INTEGER NOT NULL, PRIMARY KEY (table_name, version))",
@@ -124,8 +128,10 @@ pub(super) const MISSING: &str = "SELECT s.value FROM json_each(?1) AS s \
 /// Deletes the rows whose ids are in a JSON array.
 pub(super) const TAKE_BACK: &str = "DELETE FROM {table} WHERE event_id IN (SELECT value FROM json_each(?1))";
 
-pub(super) const MIGRATIONS: &[Migration] =
-    &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];
+pub(super) const MIGRATIONS: &[Migration] = &[
+    Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") },
+    Migration { name: "keep pauses", sql: include_str!("sql/2_keep_pauses.sql") },
+];
 
 #[cfg(test)]
 mod tests {

@@ -21,8 +21,11 @@ async fn many_processes_may_migrate_at_once() {
     tasks.join_all().await;
     let store = database.store().await;
     let history: Vec<(String, i64)> =
-        sqlx::query_as("SELECT table_name, version FROM posthaste_migration").fetch_all(store.pool()).await.unwrap();
-    assert_eq!(history, [("outbox_event".to_owned(), 1)]);
+        sqlx::query_as("SELECT table_name, version FROM posthaste_migration ORDER BY version")
+            .fetch_all(store.pool())
+            .await
+            .unwrap();
+    assert_eq!(history, [("outbox_event".to_owned(), 1), ("outbox_event".to_owned(), 2)]);
 }
 
 #[tokio::test]

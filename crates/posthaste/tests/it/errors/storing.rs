@@ -116,7 +116,7 @@ async fn schemas(book: &mut Book) {
     book.add("store", "SqliteStore::migrate, another table has the name", &store.migrate().await.unwrap_err());
     execute("DROP TABLE outbox_event").await;
     store.migrate().await.unwrap();
-    execute("UPDATE posthaste_migration SET version = 99").await;
+    execute("UPDATE posthaste_migration SET version = 99 WHERE version = 1").await;
     book.add("store", "SqliteStore::migrate, a table of a newer release", &store.migrate().await.unwrap_err());
     let elsewhere = store.with_table("billing.outbox_event").unwrap();
     book.add("store", "SqliteStore::migrate, a schema that is not attached", &elsewhere.migrate().await.unwrap_err());

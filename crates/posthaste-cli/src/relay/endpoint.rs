@@ -1,0 +1,158 @@
+//! Where a relay answers questions about itself: `/healthz`, `/readyz` and `/metrics`.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use subtle::ConstantTimeEq;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::condition::Condition;
+use super::recorder::Recorder;
+use crate::exit::{Failed, Status};
+use crate::settings::Http;
+
+/// How many may ask at once. Others wait in the queue of the system.
+const AT_ONCE: usize = 32;
+
+/// How long one question may take, with its answer.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// How long a request may take to say what it wants.
+const HEADERS: Duration = Duration::from_secs(5);
+
+/// How long to wait when the system has no connection left.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What answers, until it is dropped.
+pub(super) struct Endpoint(JoinHandle<()>);
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Endpoint {
+    /// Listens, and answers from now on.
+    pub(super) async fn open(
+        settings: &Http,
+        address: SocketAddr,
+        condition: Arc<Condition>,
+        recorder: Arc<Recorder>,
+    ) -> Result<Self, Failed> {
+        let listener = TcpListener::bind(address).await.map_err(|error| refused(address, &error))?;
+        let address = listener.local_addr()?;
+        info!(%address, token = settings.token.is_some(), "answering /healthz, /readyz and /metrics");
+        let answering = Arc::new(Answering { token: settings.token.clone(), condition, recorder });
+        Ok(Self(tokio::spawn(accept(listener, answering))))
+    }
+}
+
+fn refused(address: SocketAddr, error: &std::io::Error) -> Failed {
+    let advice = match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            "somebody listens there already, maybe another relay: give each its own with http.listen \
+             (POSTHASTE_HTTP_LISTEN), port 0 for any that is free, or \"off\""
+        }
+        _ => "choose another with http.listen, or \"off\"",
+    };
+    Failed::new(Status::Listen, format!("http.listen: {address} cannot be listened on: {error}; {advice}"))
+}
+
+async fn accept(listener: TcpListener, answering: Arc<Answering>) {
+    let (turns, mut asked) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
+    loop {
+        let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return };
+        while asked.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let answering = Arc::clone(&answering);
+                asked.spawn(async move {
+                    let _turn = turn;
+                    if timeout(LONGEST, answering.answer_on(stream)).await.is_err() {
+                        debug!("a question took too long, and was cut off");
+                    }
+                });
+            }
+            Err(error) => {
+                warn!(%error, "a connection could not be taken");
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+struct Answering {
+    token: Option<String>,
+    condition: Arc<Condition>,
+    recorder: Arc<Recorder>,
+}
+
+impl Answering {
+    /// One question for each connection: whoever asks does so every few seconds.
+    async fn answer_on(&self, stream: TcpStream) {
+        let answer =
+            service_fn(async move |request: Request<Incoming>| Ok::<_, Infallible>(self.answer(&request).await));
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEADERS).keep_alive(false);
+        if let Err(error) = http.serve_connection(TokioIo::new(stream), answer).await {
+            debug!(%error, "a question could not be answered");
+        }
+    }
+
+    async fn answer<B>(&self, request: &Request<B>) -> Response<String> {
+        if !self.lets_in(request.headers().get(AUTHORIZATION)) {
+            let mut response = plain(StatusCode::UNAUTHORIZED, "a token is needed: Authorization: Bearer …");
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            return response;
+        }
+        let path = request.uri().path();
+        if !["/healthz", "/readyz", "/metrics"].contains(&path) {
+            return plain(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics");
+        }
+        if ![Method::GET, Method::HEAD].contains(request.method()) {
+            return plain(StatusCode::METHOD_NOT_ALLOWED, "this can only be asked with GET");
+        }
+        match path {
+            "/healthz" => plain(StatusCode::OK, "ok"),
+            "/readyz" => match self.condition.ready().await {
+                Ok(()) => plain(StatusCode::OK, "ready"),
+                Err(reason) => plain(StatusCode::SERVICE_UNAVAILABLE, &reason),
+            },
+            _ => {
+                let mut response = Response::new(self.recorder.render());
+                let of_prometheus = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+                response.headers_mut().insert(CONTENT_TYPE, of_prometheus);
+                response
+            }
+        }
+    }
+
+    /// Compared in a time that says nothing of how much of it was right.
+    fn lets_in(&self, authorization: Option<&HeaderValue>) -> bool {
+        let Some(token) = &self.token else { return true };
+        let brought = authorization.and_then(|value| value.as_bytes().split_at_checked("Bearer ".len()));
+        brought.is_some_and(|(scheme, brought)| {
+            scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(brought.ct_eq(token.as_bytes()))
+        })
+    }
+}
+
+fn plain(status: StatusCode, text: &str) -> Response<String> {
+    let mut response = Response::new(format!("{text}\n"));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}

@@ -1,0 +1,223 @@
+//! What is counted of routes and of destinations.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use metrics::{Counter, Histogram, counter, histogram};
+use posthaste::Delivery;
+use posthaste::instrument::{Instrument, Running};
+use posthaste::publishers::{Binding, Message, Places, PublishError, PublishErrorKind, Publisher, Results};
+use posthaste::store::Action;
+
+use crate::settings::{Destination, Route};
+
+/// What events are counted under that no route fits.
+const NO_ROUTE: &str = "(none)";
+
+/// Counts what becomes of the events of each route.
+pub(super) struct RouteMeter {
+    routes: Arc<[Route]>,
+    /// One for each route, and one for what none fits.
+    series: Vec<Arc<RouteSeries>>,
+}
+
+struct RouteSeries {
+    delivered: Counter,
+    failed: Counter,
+    deferred: Counter,
+    dead: Counter,
+    duration: Histogram,
+}
+
+impl RouteMeter {
+    pub(super) fn new(routes: &Arc<[Route]>) -> Self {
+        let names = routes.iter().map(|route| &*route.name).chain([NO_ROUTE]);
+        let series = names.map(|name| Arc::new(RouteSeries::new(name))).collect();
+        Self { routes: Arc::clone(routes), series }
+    }
+}
+
+impl RouteSeries {
+    fn new(route: &str) -> Self {
+        let of = |outcome: &'static str| counter!("posthaste_route_events_total", "outcome" => outcome, "route" => route.to_owned());
+        Self {
+            delivered: of("delivered"),
+            failed: of("failed"),
+            deferred: of("deferred"),
+            dead: of("dead"),
+            duration: histogram!("posthaste_route_duration_seconds", "route" => route.to_owned()),
+        }
+    }
+}
+
+impl Instrument for RouteMeter {
+    fn begin(&self, events: &[Delivery]) -> Option<Arc<dyn Running>> {
+        // Those of one call have one listener, which is one route.
+        let first = events.first()?;
+        let place = self.routes.iter().position(|route| route.fits(first)).unwrap_or(self.routes.len());
+        Some(Arc::new(OfRoute { series: Arc::clone(&self.series[place]), begun_at: Instant::now() }))
+    }
+}
+
+struct OfRoute {
+    series: Arc<RouteSeries>,
+    begun_at: Instant,
+}
+
+impl Running for OfRoute {
+    fn enter(&self, run: &mut dyn FnMut()) {
+        run();
+    }
+
+    fn end(&self, actions: &[Action]) {
+        let [mut delivered, mut failed, mut deferred, mut dead] = [0; 4];
+        for action in actions {
+            *match action {
+                Action::Done => &mut delivered,
+                Action::Retry { .. } => &mut failed,
+                Action::Dead { .. } => &mut dead,
+                _ => &mut deferred,
+            } += 1;
+        }
+        let RouteSeries { duration, .. } = &*self.series;
+        // What was put off as a whole has not been anywhere.
+        if delivered + failed + dead > 0 {
+            duration.record(self.begun_at.elapsed());
+        }
+        let counters = [
+            (&self.series.delivered, delivered),
+            (&self.series.failed, failed),
+            (&self.series.deferred, deferred),
+            (&self.series.dead, dead),
+        ];
+        for (counter, count) in counters.into_iter().filter(|(_, count)| *count > 0) {
+            counter.increment(count);
+        }
+    }
+}
+
+/// Counts what a destination says.
+pub(crate) struct DestinationMeter {
+    #[cfg(feature = "otlp")]
+    of: (&'static str, String),
+    acknowledged: Counter,
+    failed: Counter,
+    dead: Counter,
+    deferred: Counter,
+    duration: Histogram,
+}
+
+impl DestinationMeter {
+    pub(super) fn new(destination: &Destination) -> Self {
+        #[cfg(feature = "otlp")]
+        let system = destination.target.system();
+        let destination = &*destination.name;
+        let of = |outcome: &'static str| {
+            let destination = destination.to_owned();
+            counter!("posthaste_destination_events_total", "destination" => destination, "outcome" => outcome)
+        };
+        Self {
+            #[cfg(feature = "otlp")]
+            of: (system, destination.to_owned()),
+            acknowledged: of("acknowledged"),
+            failed: of("failed"),
+            dead: of("dead"),
+            deferred: of("deferred"),
+            duration: histogram!("posthaste_destination_duration_seconds", "destination" => destination.to_owned()),
+        }
+    }
+
+    fn count(&self, result: Option<&Result<(), PublishError>>) {
+        match result {
+            Some(Ok(())) => &self.acknowledged,
+            Some(Err(error)) => match error.kind() {
+                PublishErrorKind::Retryable => &self.failed,
+                PublishErrorKind::Permanent => &self.dead,
+                _ => &self.deferred,
+            },
+            // No answer in time uses no attempt.
+            None => &self.deferred,
+        }
+        .increment(1);
+    }
+}
+
+/// A publisher whose answers are counted, if anybody wants to know.
+pub(super) struct Metered<P> {
+    inner: Arc<P>,
+    meter: Option<Arc<DestinationMeter>>,
+}
+
+impl<P> Metered<P> {
+    pub(super) fn new(inner: Arc<P>, meter: Option<Arc<DestinationMeter>>) -> Self {
+        Self { inner, meter }
+    }
+}
+
+impl<P: Publisher> Publisher for Metered<P> {
+    const BINDING: Binding = P::BINDING;
+    const PLACES: Places = P::PLACES;
+    const MAX_BATCH: usize = P::MAX_BATCH;
+
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        self.inner.publish(messages).await
+    }
+
+    async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
+        let Some(meter) = &self.meter else { return self.inner.publish_into(messages, results).await };
+        let noted = Results::new(messages.len(), results.until());
+        let passing_on = PassingOn {
+            noted: Some(noted),
+            to: results,
+            meter,
+            begun_at: Instant::now(),
+            #[cfg(feature = "otlp")]
+            span: super::otlp::sending(meter.of.0, &meter.of.1, &messages),
+        };
+        let noted = passing_on.noted.as_ref().expect("it is taken at the end");
+        self.inner.publish_into(messages, noted).await;
+    }
+
+    fn check_address(&self, to: &str) -> Result<(), PublishError> {
+        self.inner.check_address(to)
+    }
+
+    async fn check(&self) -> Result<(), PublishError> {
+        self.inner.check().await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+/// Counts results and passes them on, also when the time of the batch is over and its future is dropped.
+struct PassingOn<'a> {
+    noted: Option<Results>,
+    to: &'a Results,
+    meter: &'a DestinationMeter,
+    begun_at: Instant,
+    #[cfg(feature = "otlp")]
+    span: Option<opentelemetry::Context>,
+}
+
+impl Drop for PassingOn<'_> {
+    fn drop(&mut self) {
+        self.meter.duration.record(self.begun_at.elapsed());
+        let noted = self.noted.take().map(Results::into_noted).unwrap_or_default();
+        #[cfg(feature = "otlp")]
+        if let Some(span) = &self.span {
+            super::otlp::sent(span, noted.iter().filter(|result| !matches!(result, Some(Ok(())))).count());
+        }
+        for (place, result) in noted.into_iter().enumerate() {
+            self.meter.count(result.as_ref());
+            if let Some(result) = result {
+                self.to.note(place, result);
+            }
+        }
+    }
+}
