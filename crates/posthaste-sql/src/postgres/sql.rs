@@ -416,6 +416,9 @@ pub(super) const IS_ONE_TABLE: &str = "SELECT coalesce((SELECT relkind = 'r' AND
 pub(super) const IS_PARTITIONED: &str =
     "SELECT (SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('{table}'))";
 
+/// In it, `{function}` stands for its name.
+pub(super) const WRITE_FUNCTION: &str = include_str!("sql/write_function.sql");
+
 pub(super) const MIGRATIONS: &[Migration] =
     &[Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") }];
 
