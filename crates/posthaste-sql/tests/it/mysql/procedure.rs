@@ -8,6 +8,7 @@ use posthaste_sql::MySqlStore;
 use sqlx::mysql::{MySqlConnection, MySqlDatabaseError};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor};
 
+use super::fault::encrypted;
 use super::{Database, execute, pool};
 use crate::support::{chain, claim, sql_of_other_languages, write};
 
@@ -327,7 +328,7 @@ async fn without_a_table_or_the_right_to_create_it_it_says_so() {
     assert!(matches!(&error, Error::Schema { .. }), "{error:?}");
     assert!(error.to_string().contains("call migrate() first"), "{error}");
 
-    let user = database.user("").await;
+    let user = encrypted(database.user("").await);
     let owner = database.store().await;
     execute(
         &owner,
