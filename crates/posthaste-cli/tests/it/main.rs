@@ -5,6 +5,7 @@
 mod config;
 mod demo;
 mod help;
+mod languages;
 mod operator;
 mod place;
 mod relay;

@@ -15,7 +15,7 @@ fn variable(name: &str) -> String {
 }
 
 /// A database of its own on the server of the tests: its URL.
-async fn postgres() -> String {
+pub(crate) async fn postgres() -> String {
     let server = variable("POSTHASTE_TEST_POSTGRES_URL");
     let mut connection = PgConnection::connect(&server).await.unwrap();
     let name = format!("posthaste_test_{}_{:x}", std::process::id(), fastrand::u64(..));
@@ -46,7 +46,7 @@ fn jetstream(command: &str, argument: &str) -> String {
     stdout(&output).to_owned()
 }
 
-fn lines(text: &str) -> Vec<Value> {
+pub(crate) fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
