@@ -1,5 +1,6 @@
 //! The `posthaste` command.
 
+mod completions;
 mod config;
 mod database;
 mod dead;
@@ -7,6 +8,7 @@ mod demo;
 mod events;
 mod exit;
 mod init;
+mod man;
 mod migrate;
 mod output;
 mod purge;
@@ -18,7 +20,7 @@ mod stats;
 use std::io::{ErrorKind, IsTerminal};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use exit::Failed;
@@ -41,6 +43,8 @@ enum Command {
     Dead(dead::Args),
     Stats(stats::Args),
     Purge(purge::Args),
+    Completions(completions::Args),
+    Man(man::Args),
     Demo(demo::Args),
     /// Measures the outbox beside the same work written by hand, in the same minute on the same machine.
     ///
@@ -74,6 +78,8 @@ async fn main() -> ExitCode {
         Command::Dead(args) => dead::run(args).await,
         Command::Stats(args) => stats::run(args).await,
         Command::Purge(args) => purge::run(args).await,
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
         Command::Demo(args) => demo::run(args).await.map_err(Failed::from),
         Command::Bench(args) => bench(*args).await.map_err(Failed::from),
         Command::Torture(args) => torture(args).await.map_err(Failed::from),

@@ -29,6 +29,8 @@ const COMMANDS: &[&[&str]] = &[
     &["dead", "discard"],
     &["stats"],
     &["purge"],
+    &["completions"],
+    &["man"],
 ];
 
 #[test]

@@ -9,6 +9,7 @@ mod languages;
 mod operator;
 mod place;
 mod relay;
+mod shell;
 
 use std::process::{Command, Output};
 
