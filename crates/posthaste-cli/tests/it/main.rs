@@ -7,6 +7,7 @@ mod demo;
 mod help;
 mod languages;
 mod operator;
+mod packaging;
 mod place;
 mod relay;
 mod shell;
