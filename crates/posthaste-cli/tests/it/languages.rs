@@ -81,3 +81,62 @@ async fn the_example_in_node_delivers() {
     })
     .await;
 }
+
+/// Does what the page says, but for what it installs.
+#[tokio::test]
+async fn the_page_on_python_works() {
+    const PAGE: &str = include_str!("../../../../docs/guide/python.md");
+    let block = |language: &str, text: &str| {
+        text.split(&format!("```{language}\n")).nth(1).unwrap().split("```").next().unwrap().to_owned()
+    };
+    let steps = PAGE.split("\n## ").filter(|step| step.starts_with(['3', '4', '5']));
+    let commands = steps
+        .flat_map(|step| step.split("```sh\n").skip(1))
+        .flat_map(|block| block.split("```").next().unwrap().lines());
+
+    let (python, url) = (variable("POSTHASTE_TEST_SHOP_PYTHON"), postgres().await);
+    let here = Place::new().variable("DATABASE_URL", &url);
+    here.write("shop.py", &block("python", PAGE));
+    let mut said = Vec::new();
+    for command in commands {
+        let words: Vec<&str> = command.split(' ').collect();
+        match words[0] {
+            "posthaste" => said.push((command, here.ok(&words[1..]))),
+            "venv/bin/python" => {
+                let mut shop = Command::new(&python);
+                let output =
+                    shop.args(&words[1..]).current_dir(here.path("")).env("DATABASE_URL", &url).output().unwrap();
+                let outcome = if output.status.success() { "ended well" } else { stderr(&output) };
+                said.push((command, outcome.lines().last().unwrap_or_default().to_owned()));
+            }
+            "mkdir" | "python3" | "venv/bin/pip" => {}
+            _ => panic!("the page has a command that this test does not know: {command}"),
+        }
+    }
+    let ran: Vec<&str> = said.iter().map(|(command, _)| *command).collect();
+    assert_eq!(
+        ran,
+        [
+            "posthaste init --database-url env:DATABASE_URL",
+            "posthaste migrate up --write-function",
+            "venv/bin/python shop.py 42 1990",
+            "posthaste relay --once",
+            "venv/bin/python shop.py 42 1",
+            "posthaste stats",
+        ]
+    );
+    assert_eq!(said[2].1, "ended well");
+    // What it prints is what the page shows, but for what is cut there.
+    let delivered: Value = serde_json::from_str(&said[3].1).unwrap();
+    let shown = block("json", PAGE).replace("{…}", "null");
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    for field in ["key", "content_type", "body"] {
+        assert_eq!(delivered[field], shown[field], "{field}");
+    }
+    assert_eq!(
+        delivered.as_object().unwrap().keys().collect::<Vec<_>>(),
+        shown.as_object().unwrap().keys().collect::<Vec<_>>()
+    );
+    assert!(said[4].1.contains("Key (id)=(42) already exists"), "{}", said[4].1);
+    assert_eq!(here.json(&["stats", "--output", "json"])["done"], 1);
+}
