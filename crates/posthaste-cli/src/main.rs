@@ -1,5 +1,6 @@
 //! The `posthaste` command.
 
+mod completions;
 mod config;
 mod database;
 mod dead;
@@ -8,6 +9,7 @@ mod doctor;
 mod events;
 mod exit;
 mod init;
+mod man;
 mod migrate;
 mod output;
 mod pause;
@@ -20,7 +22,7 @@ mod stats;
 use std::io::{ErrorKind, IsTerminal};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use exit::Failed;
@@ -46,6 +48,8 @@ enum Command {
     Resume(pause::ResumeArgs),
     Purge(purge::Args),
     Doctor(doctor::Args),
+    Completions(completions::Args),
+    Man(man::Args),
     Demo(demo::Args),
     /// Measures the outbox beside the same work written by hand, in the same minute on the same machine.
     ///
@@ -82,6 +86,8 @@ async fn main() -> ExitCode {
         Command::Resume(args) => pause::resume(args).await,
         Command::Purge(args) => purge::run(args).await,
         Command::Doctor(args) => doctor::run(args).await,
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
         Command::Demo(args) => demo::run(args).await.map_err(Failed::from),
         Command::Bench(args) => bench(*args).await.map_err(Failed::from),
         Command::Torture(args) => torture(args).await.map_err(Failed::from),

@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use posthaste::store;
+use posthaste::{MySqlStore, PgStore, TableName};
 
 use crate::database::Database;
 use crate::exit::{Failed, Status};
@@ -25,13 +27,28 @@ enum Command {
         /// On PostgreSQL, also create the trigger that wakes relays for rows that other programs insert.
         #[arg(long)]
         wake_trigger: bool,
+
+        /// Also create what other languages and triggers write events with: the function `posthaste_write` on PostgreSQL, the
+        /// procedure of that name on MySQL and MariaDB.
+        ///
+        /// It is called NAME_write if the table is called NAME instead of outbox_event.
+        #[arg(long)]
+        write_function: bool,
     },
     /// Say whether something is left to do.
     ///
     /// Exit status: 0 if the table is up to date, 1 if it is not.
     Status,
     /// Print the SQL of what is left to do, and do nothing.
-    Sql,
+    Sql {
+        /// Also that of the trigger of `migrate up --wake-trigger`.
+        #[arg(long)]
+        wake_trigger: bool,
+
+        /// Also that of the function or procedure of `migrate up --write-function`.
+        #[arg(long)]
+        write_function: bool,
+    },
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
@@ -40,21 +57,14 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let database = Database::open(&settings).await?;
     let pending = database.pending_migration_sql().await?;
     let ended = match args.command {
-        Command::Up { wake_trigger } => {
-            let trigger = match (&database, wake_trigger) {
-                (Database::Postgres(store), true) => Some(store),
-                (_, true) => return Err(anyhow::anyhow!("--wake-trigger is for PostgreSQL, and {shown} is not").into()),
-                (_, false) => None,
-            };
+        Command::Up { wake_trigger, write_function } => {
+            let besides = Besides::of(&database, wake_trigger, write_function, &shown)?;
             database.migrate().await?;
             match pending.is_empty() {
                 true => println!("{} in {shown} was up to date", settings.table),
                 false => println!("{} in {shown} is up to date now", settings.table),
             }
-            if let Some(store) = trigger {
-                store.create_wake_trigger().await?;
-                println!("rows of other programs wake the relays");
-            }
+            besides.create(&TableName::parse(&settings.table)?).await?;
             ExitCode::SUCCESS
         }
         Command::Status if pending.is_empty() => {
@@ -68,11 +78,86 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
             }
             Status::No.into()
         }
-        Command::Sql => {
-            print!("{pending}");
+        Command::Sql { wake_trigger, write_function } => {
+            let besides = Besides::of(&database, wake_trigger, write_function, &shown)?;
+            print!("{pending}{}", besides.sql());
             ExitCode::SUCCESS
         }
     };
     database.close().await;
     Ok(ended)
+}
+
+/// What is created if it is asked for, since not everybody needs it, or may do it.
+struct Besides<'a> {
+    wake_trigger: Option<&'a PgStore>,
+    write_function: Option<Writers<'a>>,
+}
+
+/// The stores that have a function or a procedure to write events with.
+enum Writers<'a> {
+    Postgres(&'a PgStore),
+    MySql(&'a MySqlStore),
+}
+
+impl<'a> Besides<'a> {
+    /// What was asked for of that database.
+    fn of(database: &'a Database, wake_trigger: bool, write_function: bool, shown: &str) -> anyhow::Result<Self> {
+        let wake_trigger = match (database, wake_trigger) {
+            (Database::Postgres(store), true) => Some(store),
+            (_, true) => anyhow::bail!("--wake-trigger is for PostgreSQL, and {shown} is not"),
+            (_, false) => None,
+        };
+        let write_function = match (database, write_function) {
+            (Database::Postgres(store), true) => Some(Writers::Postgres(store)),
+            (Database::MySql(store), true) => Some(Writers::MySql(store)),
+            (Database::Sqlite(_), true) => anyhow::bail!(
+                "--write-function is for PostgreSQL, MySQL and MariaDB; {shown} is SQLite, which has no functions: insert rows"
+            ),
+            (_, false) => None,
+        };
+        Ok(Self { wake_trigger, write_function })
+    }
+
+    fn sql(&self) -> String {
+        let function = self.write_function.as_ref().map(|writers| match writers {
+            Writers::Postgres(store) => store.write_function_sql(),
+            Writers::MySql(store) => store.write_procedure_sql(),
+        });
+        let trigger = self.wake_trigger.map(PgStore::wake_trigger_sql);
+        [function, trigger].into_iter().flatten().collect()
+    }
+
+    async fn create(&self, table: &TableName) -> Result<(), Failed> {
+        let created = match &self.write_function {
+            Some(Writers::Postgres(store)) => Some(("the function", store.create_write_function().await)),
+            Some(Writers::MySql(store)) => Some(("the procedure", store.create_write_procedure().await)),
+            None => None,
+        };
+        if let Some((what, created)) = created {
+            let name = match (table.schema(), table.write_routine()) {
+                (Some(schema), name) => format!("{schema}.{name}"),
+                (None, name) => name,
+            };
+            created
+                .map_err(|error| not_created(&format!("{what} {name} was not created"), "--write-function", error))?;
+            println!("other programs write events with {what} {name}");
+        }
+        if let Some(store) = self.wake_trigger {
+            let created = store.create_wake_trigger().await;
+            created.map_err(|error| not_created("the trigger was not created", "--wake-trigger", error))?;
+            println!("rows of other programs wake the relays");
+        }
+        Ok(())
+    }
+}
+
+/// The table is ready, and works without what was refused.
+fn not_created(what: &str, flag: &str, error: store::Error) -> Failed {
+    let status = Failed::from(error);
+    let reason = crate::text(&status.error);
+    let error = anyhow::anyhow!(
+        "the table is ready, but {what}: {reason}; let a user who may create it run what posthaste migrate sql {flag} prints"
+    );
+    Failed { status: status.status, error }
 }

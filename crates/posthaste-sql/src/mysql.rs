@@ -15,6 +15,7 @@ mod sql;
 #[cfg(feature = "testing")]
 mod testing;
 mod tx;
+mod write_procedure;
 
 use std::fmt;
 use std::str::FromStr;

@@ -18,6 +18,7 @@ mod sql;
 #[cfg(feature = "testing")]
 mod testing;
 mod tx;
+mod write_function;
 
 use std::fmt;
 use std::str::FromStr;

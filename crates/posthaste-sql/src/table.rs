@@ -53,6 +53,15 @@ impl TableName {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// The name of the function or procedure that writes into it, without the schema, which is the same: `posthaste_write`, unless
+    /// the table has a name of its own. Then there may be several in a schema, and it is called `NAME_write`.
+    pub fn write_routine(&self) -> String {
+        match self.name() {
+            Self::DEFAULT => "posthaste_write".to_owned(),
+            name => format!("{name}_write"),
+        }
+    }
 }
 
 impl Default for TableName {

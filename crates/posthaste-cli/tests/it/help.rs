@@ -36,6 +36,8 @@ const COMMANDS: &[&[&str]] = &[
     &["resume", "route"],
     &["purge"],
     &["doctor"],
+    &["completions"],
+    &["man"],
 ];
 
 #[test]

@@ -6,11 +6,14 @@ mod config;
 mod demo;
 mod doctor;
 mod help;
+mod languages;
 mod operations;
 mod operator;
+mod packaging;
 mod pause;
 mod place;
 mod relay;
+mod shell;
 #[cfg(feature = "otlp")]
 mod telemetry;
 

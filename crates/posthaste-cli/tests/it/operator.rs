@@ -1,9 +1,13 @@
 //! What operators do: `migrate`, `events`, `dead`, `stats`, `purge`.
 
+use std::io::Write;
+use std::process::{Command, Stdio};
+
 use serde_json::Value;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::place::Place;
-use crate::stdout;
+use crate::{stderr, stdout};
 
 /// Where hooks are refused for good, which makes every event DEAD.
 const NOWHERE: &str = "[[route]]\nmatch = { event_type = \"Nothing\" }\nto = \"stdout\"\n";
@@ -29,6 +33,86 @@ fn migrations_are_told_shown_and_done() {
     assert_eq!(stdout(&run("sql")), "");
     let error = here.fails(2, &["migrate", "up", "--wake-trigger", "--database-url", "sqlite:shop.db"]);
     assert!(error.contains("is for PostgreSQL"), "{error}");
+    let error = here.fails(2, &["migrate", "up", "--write-function", "--database-url", "sqlite:shop.db"]);
+    assert!(error.contains("which has no functions: insert rows"), "{error}");
+}
+
+/// Other languages write with it on each database; here they are the clients of the databases.
+#[test]
+fn a_function_or_a_procedure_is_created_on_demand_and_what_it_writes_is_delivered() {
+    let url = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run scripts/test"));
+    let table = format!("relay_test_{:x}", fastrand::u64(..));
+    let (postgres, mysql) = (url("POSTHASTE_TEST_POSTGRES_URL"), url("POSTHASTE_TEST_MYSQL_URL"));
+    let port = mysql.split('/').nth(2).unwrap().rsplit(':').next().unwrap();
+    let databases = [
+        (
+            &postgres,
+            format!("the function {table}_write"),
+            format!("SELECT {table}_write('OrderPlaced', '{{\"total\": 1990}}', 'Order', '42')"),
+            vec!["psql", "--no-psqlrc", "--set=ON_ERROR_STOP=1", &*postgres],
+        ),
+        (
+            &mysql,
+            format!("the procedure {table}_write"),
+            format!("CALL {table}_write('OrderPlaced', 'Order', '42', '{{\"total\": 1990}}', NULL, @id)"),
+            vec!["mariadb", "--host=127.0.0.1", "--user=root", "--port", port, "mysql"],
+        ),
+    ];
+    for (url, what, call, client) in databases {
+        let here = Place::new().variable("POSTHASTE_DATABASE_URL", url).variable("POSTHASTE_DATABASE_TABLE", &table);
+        here.ok(&["migrate", "up"]);
+        assert!(!here.ok(&["migrate", "up"]).contains("_write"));
+        // What is shown is what the client can carry out.
+        let sql = here.ok(&["migrate", "sql", "--write-function"]);
+        assert!(!sql.contains("CREATE TABLE"), "{sql}");
+        execute(&client, &sql);
+        let said = here.ok(&["migrate", "up", "--write-function"]);
+        assert!(said.contains(&format!("other programs write events with {what}")), "{said}");
+        execute(&client, &call);
+        let delivered: Value = serde_json::from_str(&here.ok(&["relay", "--once"])).unwrap();
+        assert_eq!((&delivered["key"], &delivered["body"]["total"]), (&Value::from("42"), &Value::from(1990)));
+    }
+}
+
+/// Has the client of a database carry out SQL.
+fn execute(client: &[&str], sql: &str) {
+    let mut command = Command::new(client[0]);
+    command.args(&client[1..]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("{} cannot be started: {error}", client[0]));
+    child.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{client:?}: {}", stderr(&output));
+}
+
+#[tokio::test]
+async fn whoever_may_not_create_functions_has_a_table_and_is_told_who_can() {
+    let url = crate::relay::postgres().await;
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let role = format!("posthaste_cli_{}", std::process::id());
+    let create = format!(
+        "DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN; CREATE SCHEMA box; \
+         GRANT USAGE, CREATE ON SCHEMA box TO {role}; REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC"
+    );
+    sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
+    let here = Place::new()
+        .variable("POSTHASTE_DATABASE_URL", &url.replace("postgres@", &format!("{role}@")))
+        .variable("POSTHASTE_DATABASE_TABLE", "box.events");
+    let output = here.run(&["migrate", "up", "--write-function"]);
+    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+    assert!(stdout(&output).contains("box.events in"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("is up to date now"), "{}", stdout(&output));
+    for words in [
+        "error: the table is ready, but the function box.events_write was not created: ",
+        "permission denied for language plpgsql",
+        "let a user who may create it run what posthaste migrate sql --write-function prints",
+    ] {
+        assert!(stderr(&output).contains(words), "{}", stderr(&output));
+    }
+    here.ok(&["events", "write", "--type", "T", "1"]);
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP OWNED BY {role}; DROP ROLE {role}")))
+        .execute(&mut connection)
+        .await
+        .unwrap();
 }
 
 #[test]

@@ -239,6 +239,13 @@ pub(super) const LOCK_MIGRATION: &str = concat!("SELECT GET_LOCK(", migration_lo
 /// Lets them in again.
 pub(super) const UNLOCK_MIGRATION: &str = concat!("DO RELEASE_LOCK(", migration_lock!(), ")");
 
+/// In it, `{procedure}` stands for its name, and `{comment}` for what it is known by.
+pub(super) const WRITE_PROCEDURE: &str = include_str!("sql/write_procedure.sql");
+
+/// What the procedure that is there is known by.
+pub(super) const WRITE_PROCEDURE_COMMENT: &str = "SELECT CAST(routine_comment AS CHAR) FROM information_schema.routines \
+     WHERE routine_schema = COALESCE(?, DATABASE()) AND routine_name = ? AND routine_type = 'PROCEDURE'";
+
 pub(super) const MIGRATIONS: &[Migration] = &[
     Migration { name: "create the table", sql: include_str!("sql/1_create_the_table.sql") },
     Migration { name: "keep pauses", sql: include_str!("sql/2_keep_pauses.sql") },

@@ -421,6 +421,9 @@ pub(super) const IS_ONE_TABLE: &str = "SELECT coalesce((SELECT relkind = 'r' AND
 pub(super) const IS_PARTITIONED: &str =
     "SELECT (SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('{table}'))";
 
+/// In it, `{function}` stands for its name.
+pub(super) const WRITE_FUNCTION: &str = include_str!("sql/write_function.sql");
+
 const KEEP_PAUSES: Migration = Migration { name: "keep pauses", sql: include_str!("sql/2_keep_pauses.sql") };
 
 pub(super) const MIGRATIONS: &[Migration] =

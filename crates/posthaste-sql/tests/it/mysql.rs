@@ -6,6 +6,7 @@ mod ended;
 mod fault;
 mod lanes;
 mod migration;
+mod procedure;
 mod relay;
 #[cfg(feature = "tls")]
 mod tls;

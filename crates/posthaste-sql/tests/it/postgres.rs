@@ -3,6 +3,7 @@
 mod cancel;
 mod driver;
 mod fault;
+mod function;
 mod lanes;
 mod migration;
 mod outage;

@@ -58,6 +58,13 @@ impl Database {
     }
 }
 
+/// The SQL in one section of the guide on other languages, block by block.
+pub(crate) fn sql_of_other_languages(section: &str) -> Vec<&'static str> {
+    const PAGE: &str = include_str!("../../../../docs/guide/other-languages.md");
+    let section = PAGE.split("\n## ").find(|text| text.starts_with(section)).unwrap();
+    section.split("```sql\n").skip(1).map(|block| block.split("```").next().unwrap()).collect()
+}
+
 /// An event of no interest.
 pub(crate) fn event(id: &str) -> Event {
     Event::builder("Happened").id(id).json_text("{}").build().unwrap()

@@ -6,7 +6,7 @@ use posthaste_core::store::{AdminStore, CommitError, Error, Lease, NewRow, Relay
 use posthaste_core::{Delivery, Event, EventId, Options, Outbox};
 use sqlx::Connection;
 
-use crate::support::{Database, claim, claim_of, event, ids, unleased, write};
+use crate::support::{Database, claim, claim_of, event, ids, sql_of_other_languages, unleased, write};
 
 #[tokio::test]
 async fn payloads_come_back_byte_for_byte() {
@@ -378,4 +378,21 @@ async fn connections_whose_transactions_sqlite_ended_are_in_nobodys_way() {
         write(&store, [event(&format!("event {number}"))]).await;
     }
     assert_eq!(store.counts().await.unwrap().new, 17);
+}
+
+#[tokio::test]
+async fn the_page_on_other_languages_works() {
+    let database = Database::new();
+    let store = database.store().await;
+    sqlx::raw_sql("CREATE TABLE orders (id INTEGER PRIMARY KEY, total INTEGER NOT NULL)")
+        .execute(store.pool())
+        .await
+        .unwrap();
+    let blocks = sql_of_other_languages("SQLite");
+    assert_eq!(blocks.len(), 1);
+    sqlx::raw_sql(blocks[0]).execute(store.pool()).await.unwrap();
+    let (_, claimed) = claim(&store, 10).await;
+    assert!(claimed.malformed.is_empty(), "{:?}", claimed.malformed);
+    let event = &claimed.rows[0].event;
+    assert_eq!((event.aggregate_id(), event.header("region")), (Some("42"), Some("eu")));
 }

@@ -73,7 +73,7 @@ async fn a_server_that_is_full_cannot_be_reached() {
 }
 
 /// Passwords are sent to MySQL encrypted or not at all.
-fn encrypted(options: MySqlConnectOptions) -> MySqlConnectOptions {
+pub(super) fn encrypted(options: MySqlConnectOptions) -> MySqlConnectOptions {
     options.ssl_mode(MySqlSslMode::Preferred)
 }
 

@@ -1,0 +1,195 @@
+//! What is in `packaging/`: read by a parser of its format, and compared with what the command and the library know.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use yaml_rust2::{Yaml, YamlLoader};
+
+use crate::place::Place;
+use crate::{stderr, stdout};
+
+fn read(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn yaml(file: &str) -> Yaml {
+    let mut documents = YamlLoader::load_from_str(&read(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+    assert_eq!(documents.len(), 1, "{file}");
+    documents.remove(0)
+}
+
+fn keys(yaml: &Yaml) -> Vec<&str> {
+    yaml.as_hash().unwrap().keys().map(|key| key.as_str().unwrap()).collect()
+}
+
+fn texts(yaml: &Yaml) -> Vec<&str> {
+    yaml.as_vec().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
+}
+
+#[test]
+#[cfg_attr(not(feature = "kafka"), ignore = "needs a build with the feature kafka")]
+fn the_compose_file_has_settings_and_commands_that_the_command_accepts() {
+    let compose = yaml("packaging/compose/compose.yaml");
+    assert_eq!(keys(&compose["services"]), ["postgres", "kafka", "migrate", "relay"]);
+    for (name, service) in compose["services"].as_hash().unwrap() {
+        for depended in service["depends_on"].as_hash().map(|services| services.keys()).into_iter().flatten() {
+            assert!(!compose["services"][depended.as_str().unwrap()].is_badvalue(), "{name:?} depends on {depended:?}");
+        }
+        for volume in service["volumes"].as_vec().into_iter().flatten() {
+            let volume = volume.as_str().unwrap().split(':').next().unwrap();
+            assert!(keys(&compose["volumes"]).contains(&volume), "{name:?} has the volume {volume}");
+        }
+        assert!(service["image"].as_str().is_some_and(|image| !image.ends_with(":latest")), "{name:?}");
+    }
+
+    // The settings go through Compose, which has a meaning for a dollar.
+    let settings = compose["configs"]["posthaste"]["content"].as_str().unwrap();
+    assert!(!settings.contains('$'), "{settings}");
+    let database = compose["services"]["relay"]["environment"]["DATABASE_URL"].as_str().unwrap();
+    let here = Place::with(settings).variable("DATABASE_URL", &database.replace("${POSTGRES_PASSWORD}", "secret"));
+    here.ok(&["config", "check"]);
+    let printed = here.ok(&["config", "print"]);
+    assert!(printed.contains("kafka:9092") && !printed.contains("secret"), "{printed}");
+    here.write("posthaste.toml", &settings.replace("brokers", "broker"));
+    here.fails(3, &["config", "check"]);
+
+    // What the containers run is in the place where the settings are, and is known to the command.
+    for service in ["migrate", "relay"] {
+        let service = &compose["services"][service];
+        let command = texts(&service["command"]);
+        let config = command.iter().position(|word| *word == "--config").unwrap();
+        assert_eq!(service["configs"][0]["source"].as_str(), Some("posthaste"));
+        assert_eq!(service["configs"][0]["target"].as_str(), Some(command[config + 1]));
+        here.ok(&[&command[..], &["--help"]].concat());
+        let file = service["build"]["dockerfile"].as_str().unwrap();
+        assert!(read(file).contains("ENTRYPOINT [\"/usr/local/bin/posthaste\"]"));
+    }
+    // Kafka says of itself what the relay looks for.
+    let advertised = compose["services"]["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].as_str().unwrap();
+    assert!(settings.contains(advertised.strip_prefix("PLAINTEXT://").unwrap()), "{advertised}");
+}
+
+#[test]
+fn the_image_is_built_with_what_the_workspace_needs() {
+    let file = read("packaging/container/Containerfile");
+    let version = read("Cargo.toml").lines().find_map(|line| line.strip_prefix("rust-version = ").map(str::to_owned));
+    let image = format!("/rust:{}-", version.unwrap().trim_matches('"'));
+    assert!(file.contains(&image), "no {image} in:\n{file}");
+    let feature = file.split("--features ").nth(1).unwrap().split_whitespace().next().unwrap();
+    assert!(read("crates/posthaste-cli/Cargo.toml").contains(&format!("\n{feature} = [")), "{feature}");
+}
+
+#[test]
+fn systemd_accepts_the_unit() {
+    let unit = read("packaging/systemd/posthaste-relay.service");
+    let command = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/posthaste ")).unwrap();
+    let words: Vec<&str> = command.split(' ').collect();
+    let here = Place::new();
+    here.ok(&[&words[..], &["--help"]].concat());
+    for status in unit.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus=")).unwrap().split(' ') {
+        assert!(read("docs/relay.md").contains(&format!("\n| {status} | ")), "{status} is not documented");
+    }
+
+    here.write("posthaste-relay.service", &unit.replace("/usr/local/bin/posthaste", env!("CARGO_BIN_EXE_posthaste")));
+    let file = here.path("posthaste-relay.service");
+    // Only where there is one to ask.
+    let Ok(output) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output() else { return };
+    let said = format!("{}{}", stdout(&output), stderr(&output));
+    let about_us: Vec<_> = said.lines().filter(|line| line.contains("posthaste-relay")).collect();
+    assert!(output.status.success() && about_us.is_empty(), "{said}");
+    // It does look: a word that is none is told.
+    here.write("posthaste-relay.service", &unit.replace("Restart=on-failure", "Restart=sometimes"));
+    let output = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output().unwrap();
+    assert!(stderr(&output).contains("sometimes"), "{}", stderr(&output));
+}
+
+/// The names of metrics in a query, without what histograms add to theirs.
+fn metrics(query: &str) -> BTreeSet<String> {
+    let words = query.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let names = words.filter(|word| word.starts_with("posthaste_"));
+    let plain = |name: &str| {
+        let suffix = ["_bucket", "_sum", "_count"].into_iter().find_map(|suffix| name.strip_suffix(suffix));
+        suffix.unwrap_or(name).to_owned()
+    };
+    names.map(plain).collect()
+}
+
+/// The queries of the dashboard.
+fn dashboard() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(&read("packaging/grafana/posthaste.json")).unwrap();
+    let mut ids = BTreeSet::new();
+    let mut queries = Vec::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        assert!(ids.insert(panel["id"].as_i64().unwrap()), "two panels are {}", panel["id"]);
+        let place = &panel["gridPos"];
+        assert!(place["x"].as_i64().unwrap() + place["w"].as_i64().unwrap() <= 24, "{}", panel["title"]);
+        for target in panel["targets"].as_array().unwrap() {
+            assert_eq!(target["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
+            queries.push(target["expr"].as_str().unwrap().to_owned());
+        }
+    }
+    let variables = dashboard["templating"]["list"].as_array().unwrap();
+    assert_eq!(variables.iter().map(|v| v["name"].as_str().unwrap()).collect::<Vec<_>>(), ["datasource", "job"]);
+    queries.push(variables[1]["query"]["query"].as_str().unwrap().to_owned());
+    queries
+}
+
+/// The queries of the alerts.
+fn alerts() -> Vec<String> {
+    let rules = yaml("packaging/prometheus/alerts.yaml");
+    let mut names = BTreeSet::new();
+    let mut queries = Vec::new();
+    for rule in rules["groups"][0]["rules"].as_vec().unwrap() {
+        let name = rule["alert"].as_str().unwrap();
+        assert!(names.insert(name.to_owned()), "{name} is there twice");
+        for annotation in ["summary", "description"] {
+            assert!(rule["annotations"][annotation].as_str().is_some_and(|text| !text.is_empty()), "{name}");
+        }
+        assert!(["warning", "critical"].contains(&rule["labels"]["severity"].as_str().unwrap()), "{name}");
+        assert!(read("packaging/README.md").contains(&format!("| `{name}` |")), "{name} is not in the README");
+        queries.push(rule["expr"].as_str().unwrap().to_owned());
+    }
+    queries
+}
+
+#[test]
+fn dashboard_and_alerts_ask_for_metrics_that_there_are() {
+    let queries = [dashboard(), alerts()].concat();
+    let used: BTreeSet<String> = queries.iter().flat_map(|query| metrics(query)).collect();
+    let readme = read("packaging/README.md");
+    let listed: BTreeSet<String> =
+        readme.lines().filter_map(|line| line.strip_prefix("- `")?.strip_suffix('`').map(str::to_owned)).collect();
+    assert_eq!(used, listed, "the list in packaging/README.md");
+
+    // The table of the library is checked against what it reports; breakers name theirs in the code.
+    let table = read("crates/posthaste-core/src/metrics.rs");
+    let promised = table.lines().filter(|line| line.starts_with("/// | ["));
+    let mut known: BTreeSet<String> =
+        promised.map(|line| line.rsplit('`').nth(1).unwrap().split('{').next().unwrap().to_owned()).collect();
+    let breaker = read("crates/posthaste-publishers/src/breaker.rs");
+    known.extend(breaker.split("!(\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()));
+    for name in &listed {
+        assert!(known.contains(name), "nobody reports {name}");
+    }
+    // The labels, too.
+    for query in &queries {
+        for status in query.split("status=~\"").skip(1).chain(query.split("status=\"").skip(1)) {
+            for status in status.split('"').next().unwrap().split('|') {
+                assert!(["NEW", "RETRY", "DONE", "DEAD"].contains(&status), "{status} in {query}");
+            }
+        }
+        let (open, close) = (query.matches(['(', '{', '[']).count(), query.matches([')', '}', ']']).count());
+        assert_eq!(open, close, "{query}");
+    }
+}
+
+#[test]
+fn prometheus_accepts_the_alerts() {
+    // Only where there is one to ask.
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/prometheus/alerts.yaml");
+    let Ok(output) = Command::new("promtool").args(["check", "rules"]).arg(file).output() else { return };
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+}
