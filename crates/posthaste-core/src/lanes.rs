@@ -62,7 +62,7 @@ impl Setup {
         let (reader_wake, owner_wake) = (Wake::new(), Wake::new());
         let store: Arc<dyn LaneStore> = Arc::new(ContainedLanes::new(self.store, options.lane_lease));
         let metrics: Arc<dyn Metrics> = Arc::new(metrics::Contained(self.metrics));
-        let keys = Keys::new(options.cold_queue, self.ordered, reader_wake.clone(), owner_wake.clone());
+        let keys = Keys::new(options.cold_queue, self.ordered.clone(), reader_wake.clone(), owner_wake.clone());
         let keys = Arc::new(keys);
         let name: Box<str> = options.new_owner().into();
         let blocking = Arc::new(Semaphore::new(options.workers));
@@ -75,6 +75,7 @@ impl Setup {
             wake: owner_wake,
             blocking: Arc::clone(&blocking),
             workers: options.workers,
+            ordered: self.ordered,
         });
         let reader = reader::Reader {
             store: Arc::clone(&store),

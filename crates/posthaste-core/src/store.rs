@@ -25,8 +25,8 @@ pub(crate) use contained::{Contained, ContainedLanes, contained};
 pub use admin::{AdminStore, Counts, Cursor, Filter, Maintained, Order, Page, Purge, Record, Redrive};
 pub use error::{CommitError, Error};
 pub use lane::{
-    ClosedKey, Key, Lane, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, MalformedInLane, ReadLane,
-    ReadLanes, Renewed, Writer,
+    ClosedKey, Key, Lane, LaneHolders, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, MalformedInLane,
+    ReadLane, ReadLanes, RelayHere, Renewed, Stall, StalledKey, Writer,
 };
 pub use row::{RawRow, cut_error};
 

@@ -10,6 +10,7 @@ use tracing::{debug, info, warn};
 
 use crate::keys::{Held, Keys};
 use crate::listener::chain;
+use crate::order::Ordered;
 use crate::store::{LaneLease, LaneStore, Renewed};
 use crate::wake::Wake;
 
@@ -28,6 +29,8 @@ pub(crate) struct Owner {
     /// The permits of blocking calls, and how many there are when none is under way.
     pub(crate) blocking: Arc<Semaphore>,
     pub(crate) workers: usize,
+    /// What is delivered in order.
+    pub(crate) ordered: Ordered,
 }
 
 impl Owner {
@@ -37,12 +40,14 @@ impl Owner {
         // What failed, or was not to be had, is tried again sooner.
         let soon = self.lane_lease / 15;
         let mut share = None;
+        let mut announced = false;
         let (mut renew_at, mut lease_at) = (Instant::now(), Instant::now());
         while !stop.is_cancelled() {
             self.wake.reset();
             if Instant::now() >= renew_at {
                 let renewed = self.renew().await;
                 renew_at = Instant::now() + if renewed.is_some() { interval } else { soon };
+                announced |= renewed.is_some() && !announced && self.announce().await;
                 if let Some(relays) = renewed {
                     let next = share_of(&self.owner, &relays, self.lanes);
                     if share != Some(next) {
@@ -115,6 +120,17 @@ impl Owner {
             Err(error) => {
                 warn!(error = %chain(&error), lanes = leases.len(), "lanes not renewed, trying again");
                 None
+            }
+        }
+    }
+
+    /// Tells operators what is delivered in order. Nothing depends on it.
+    async fn announce(&self) -> bool {
+        match self.store.announce(&self.owner, &self.ordered).await {
+            Ok(()) => true,
+            Err(error) => {
+                debug!(error = %chain(&error), "it was not told what is delivered in order, trying again");
+                false
             }
         }
     }

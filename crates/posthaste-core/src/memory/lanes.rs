@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::event::Event;
-use crate::store::{Lane, LaneLease, Renewed};
+use crate::order::Ordered;
+use crate::store::{Lane, LaneHolders, LaneLease, RelayHere, Renewed};
 use crate::time::Timestamp;
 
 /// How many lanes there are. A power of two.
@@ -23,7 +24,8 @@ pub(super) fn lane_of(event: &Event) -> Lane {
 #[derive(Debug)]
 pub(super) struct Lanes {
     lanes: Vec<Leased>,
-    relays: BTreeMap<String, Timestamp>,
+    /// Until when each is there, and what it says that it delivers in order.
+    relays: BTreeMap<String, (Timestamp, Option<Ordered>)>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -52,9 +54,26 @@ impl Lanes {
 
     pub(super) fn renew(&mut self, owner: &str, leases: &[LaneLease], now: Timestamp, until: Timestamp) -> Renewed {
         let held = leases.iter().map(|lease| self.set(owner, *lease, Some((owner.to_owned(), until)))).collect();
-        self.relays.insert(owner.to_owned(), until);
-        self.relays.retain(|_, until| *until > now);
+        self.relays.entry(owner.to_owned()).or_insert((until, None)).0 = until;
+        self.relays.retain(|_, (until, _)| *until > now);
         Renewed { held, relays: self.relays.keys().cloned().collect() }
+    }
+
+    pub(super) fn announce(&mut self, owner: &str, ordered: &Ordered) {
+        if let Some((_, said)) = self.relays.get_mut(owner) {
+            *said = Some(ordered.clone());
+        }
+    }
+
+    pub(super) fn holders(&self, now: Timestamp) -> LaneHolders {
+        let here = self.relays.iter().filter(|(_, (until, _))| *until > now);
+        LaneHolders {
+            now,
+            lanes: (0..).map(Lane).zip(&self.lanes).map(|(number, lane)| (number, lane.owner.clone())).collect(),
+            relays: here
+                .map(|(owner, (_, ordered))| RelayHere { owner: owner.clone(), ordered: ordered.clone() })
+                .collect(),
+        }
     }
 
     pub(super) fn give_back(&mut self, owner: &str, leases: &[LaneLease]) {

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::event::{Event, EventId};
 use crate::hook::panic_text;
+use crate::order::Ordered;
 
 /// A store whose panics are errors like any other, as is an answer that does not come in time.
 ///
@@ -115,6 +116,10 @@ impl LaneStore for ContainedLanes {
         length: Duration,
     ) -> BoxFuture<'a, Result<Renewed, Error>> {
         within(self.lease / 3, async move { self.store.renew_lanes(owner, leases, length).await })
+    }
+
+    fn announce<'a>(&'a self, owner: &'a str, ordered: &'a Ordered) -> BoxFuture<'a, Result<(), Error>> {
+        within(self.lease / 3, async move { self.store.announce(owner, ordered).await })
     }
 
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {

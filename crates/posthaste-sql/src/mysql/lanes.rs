@@ -9,10 +9,10 @@ mod settle;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use posthaste_core::Event;
 use posthaste_core::store::{
     BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLanes, Renewed, Settled,
 };
+use posthaste_core::{Event, Ordered};
 use sqlx::SqlStr;
 use sqlx::mysql::MySqlConnection;
 
@@ -118,6 +118,11 @@ impl LaneStore for MySqlStore {
     ) -> BoxFuture<'a, Result<Renewed, Error>> {
         let (owner, leases) = (owner.to_owned(), leases.to_vec());
         patiently!(self, |store| store.try_renew_lanes(&owner, &leases, length))
+    }
+
+    fn announce<'a>(&'a self, owner: &'a str, ordered: &'a Ordered) -> BoxFuture<'a, Result<(), Error>> {
+        let (owner, ordered) = (owner.to_owned(), ordered.clone());
+        patiently!(self, |store| store.try_announce(&owner, &ordered))
     }
 
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {

@@ -10,10 +10,10 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use posthaste_core::Event;
 use posthaste_core::store::{
     BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLanes, Renewed, Settled,
 };
+use posthaste_core::{Event, Ordered};
 use sqlx::SqlStr;
 
 use super::PgStore;
@@ -92,6 +92,10 @@ impl LaneStore for PgStore {
         length: Duration,
     ) -> BoxFuture<'a, Result<Renewed, Error>> {
         Box::pin(self.retrying(move || self.try_renew_lanes(owner, leases, length)))
+    }
+
+    fn announce<'a>(&'a self, owner: &'a str, ordered: &'a Ordered) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(self.retrying(move || self.try_announce(owner, ordered)))
     }
 
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {

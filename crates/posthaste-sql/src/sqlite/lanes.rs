@@ -6,11 +6,11 @@ mod settle;
 
 use std::time::Duration;
 
-use posthaste_core::Event;
 use posthaste_core::store::{
     BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLane, ReadLanes,
     Renewed, Settled,
 };
+use posthaste_core::{Event, Ordered};
 use sqlx::SqlStr;
 use sqlx::sqlite::SqliteRow;
 
@@ -95,6 +95,10 @@ impl LaneStore for SqliteStore {
         length: Duration,
     ) -> BoxFuture<'a, Result<Renewed, Error>> {
         Box::pin(patiently!(self, self.try_renew_lanes(owner, leases, length)))
+    }
+
+    fn announce<'a>(&'a self, owner: &'a str, ordered: &'a Ordered) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(patiently!(self, self.try_announce(owner, ordered)))
     }
 
     fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {
