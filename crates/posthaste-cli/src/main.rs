@@ -7,6 +7,7 @@ mod demo;
 mod events;
 mod exit;
 mod init;
+mod keys;
 mod migrate;
 mod output;
 mod purge;
@@ -39,6 +40,7 @@ enum Command {
     Config(config::Args),
     Events(events::Args),
     Dead(dead::Args),
+    Keys(keys::Args),
     Stats(stats::Args),
     Purge(purge::Args),
     Demo(demo::Args),
@@ -72,6 +74,7 @@ async fn main() -> ExitCode {
         Command::Config(args) => config::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Dead(args) => dead::run(args).await,
+        Command::Keys(args) => keys::run(args).await,
         Command::Stats(args) => stats::run(args).await,
         Command::Purge(args) => purge::run(args).await,
         Command::Demo(args) => demo::run(args).await.map_err(Failed::from),

@@ -25,6 +25,10 @@ enum Command {
         /// On PostgreSQL, also create the trigger that wakes relays for rows that other programs insert.
         #[arg(long)]
         wake_trigger: bool,
+
+        /// Also prepare the table for order: three small tables beside it, and an index, which is built while others write.
+        #[arg(long)]
+        lanes: bool,
     },
     /// Say whether something is left to do.
     ///
@@ -40,7 +44,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let database = Database::open(&settings).await?;
     let pending = database.pending_migration_sql().await?;
     let ended = match args.command {
-        Command::Up { wake_trigger } => {
+        Command::Up { wake_trigger, lanes } => {
             let trigger = match (&database, wake_trigger) {
                 (Database::Postgres(store), true) => Some(store),
                 (_, true) => return Err(anyhow::anyhow!("--wake-trigger is for PostgreSQL, and {shown} is not").into()),
@@ -54,6 +58,10 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
             if let Some(store) = trigger {
                 store.create_wake_trigger().await?;
                 println!("rows of other programs wake the relays");
+            }
+            if lanes {
+                database.prepare_lanes().await?;
+                println!("events can be delivered in order");
             }
             ExitCode::SUCCESS
         }

@@ -48,6 +48,14 @@ pub(crate) struct Args {
     /// How many deliveries run at once.
     #[arg(long, value_name = "N")]
     workers: Option<String>,
+
+    /// Deliver the events of one aggregate in order: true for all, or the aggregate types, with commas between.
+    #[arg(long, value_name = "TYPES")]
+    ordered: Option<String>,
+
+    /// What an event that cannot be delivered does to its aggregate, in order: park, block or skip.
+    #[arg(long, value_name = "POLICY")]
+    on_dead: Option<String>,
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
@@ -58,6 +66,8 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let more = [
         format.map(|format| ("--log-format", ["log", "format"], format)),
         args.workers.map(|workers| ("--workers", ["relay", "workers"], workers)),
+        args.ordered.map(|ordered| ("--ordered", ["relay", "ordered"], ordered)),
+        args.on_dead.map(|policy| ("--on-dead", ["relay", "on_dead"], policy)),
     ];
     let more: Vec<_> = more.into_iter().flatten().collect();
     let given = Given::read(&args.flags, &more, std::env::vars())?;
@@ -71,7 +81,9 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let closed = if args.once {
+    let closed = if args.once && settings.order.ordered.is_some() {
+        with_store!(&database, store => once::drain_in_order(store.clone(), registry, &settings, &mut signals).await?)
+    } else if args.once {
         with_store!(&database, store => once::drain(Arc::new(store.clone()), registry, &settings, &mut signals).await?)
     } else {
         with_store!(&database, store => deliver(store.clone(), registry, &settings, &mut signals).await?)
@@ -87,13 +99,14 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
 async fn start(settings: &Settings) -> Result<(Registry, Database, Vec<Connected>), Failed> {
     let connected = Connected::all(&settings.destinations).await?;
     let registry = registry(settings, &connected)?;
-    let database = start::database(&settings.database).await?;
+    let database = start::database(&settings.database, settings.order.ordered.is_some()).await?;
     start::destinations(&settings.destinations, &connected).await?;
     info!(
         database = settings::shown(&settings.database.url),
         table = settings.database.table,
         routes = settings.routes.len(),
         destinations = connected.len(),
+        ordered = settings.order.shown(),
         "delivering"
     );
     Ok((registry, database, connected))
@@ -106,11 +119,19 @@ async fn deliver<S: Store>(
     settings: &Settings,
     signals: &mut Signals,
 ) -> Result<Closed, Failed> {
-    let outbox = Outbox::many_nodes(store).registry(registry).options(settings.relay.clone());
-    let outbox = outbox.start().await.map_err(|error| Failed::new(Status::CouldNotRun, error))?;
+    let outbox = outbox(store, registry, settings).await?;
     let signal = signals.next().await;
     info!(signal, in_hand = outbox.in_flight(), deadline = ?settings.relay.shutdown_deadline, "ending");
     Ok(until_second(signals, outbox.shutdown(), || outbox.shutdown_now()).await)
+}
+
+/// An outbox that delivers by these settings.
+async fn outbox<S: Store>(store: S, registry: Registry, settings: &Settings) -> Result<Outbox<S>, Failed> {
+    let mut outbox = Outbox::many_nodes(store).registry(registry).options(settings.relay.clone());
+    if let Some(ordered) = settings.order.ordered.clone() {
+        outbox = outbox.ordered(ordered).on_dead(settings.order.on_dead.into());
+    }
+    outbox.start().await.map_err(|error| Failed::new(Status::CouldNotRun, error))
 }
 
 /// Ends in order, and at once at the second signal.

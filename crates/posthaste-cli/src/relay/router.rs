@@ -14,7 +14,11 @@ use crate::settings::{Route, Settings};
 pub(crate) fn registry(settings: &Settings, connected: &[Connected]) -> Result<Registry, Failed> {
     let mut listeners = Vec::with_capacity(settings.routes.len() + 1);
     for route in &*settings.routes {
-        listeners.push(listener(route, settings, connected)?);
+        let listener = listener(route, settings, connected)?;
+        listeners.push(match route.on_dead {
+            Some(policy) => listener.on_dead(policy.into()),
+            None => listener,
+        });
     }
     let nowhere = listeners.len();
     listeners.push(Nowhere.into());

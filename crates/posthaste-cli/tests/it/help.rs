@@ -27,6 +27,9 @@ const COMMANDS: &[&[&str]] = &[
     &["dead", "list"],
     &["dead", "redrive"],
     &["dead", "discard"],
+    &["keys"],
+    &["keys", "skip"],
+    &["keys", "release"],
     &["stats"],
     &["purge"],
 ];

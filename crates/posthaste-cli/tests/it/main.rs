@@ -5,6 +5,7 @@
 mod config;
 mod demo;
 mod help;
+mod keys;
 mod operator;
 mod place;
 mod relay;
