@@ -181,7 +181,7 @@ fn a_blocked_aggregate_is_listed_and_explained_and_goes_on_in_order() {
     let hook = Hook::start();
     let settings = format!(
         "[relay]\nordered = true\n[destination.hook]\ntype = \"webhook\"\nto = \"http://{}/x\"\nunsigned = true\n\
-         allow_http = true\nallow_private_addresses = true\nlazy = true\n\
+         allow_http = true\nallow_private_addresses = true\n\
          [[route]]\nto = \"hook\"\nretry = {{ base = \"200ms\", max = \"400ms\", attempts = 1 }}\non_dead = \"block\"\n",
         hook.address
     );

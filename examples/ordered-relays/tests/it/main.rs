@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use posthaste_conformance::{PgFixture, Served};
+use posthaste_conformance::{Fixture, PgFixture, Served};
 
 fn run(url: Option<&str>, seconds: &str) {
     let directory = tempfile::tempdir().unwrap();
