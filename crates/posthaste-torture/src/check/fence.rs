@@ -3,8 +3,8 @@
 //! A lease stands in a row at most once and ends with the settlement. So what the database noted can be held against
 //! what the relays say: each settlement that was written must be the one change that ended its lease.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 use super::evidence::{Changed, Claimed, Event, Evidence, Settled, is_final};
 use super::judge::reasons;
@@ -30,6 +30,12 @@ pub(super) fn crossed(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<Stri
 /// Leases that were lost to another. A settlement that is refused for it says so only once more.
 pub(super) fn lost_leases(event: &Event<'_>) -> u64 {
     event.changed.iter().filter(|changed| is_taken(changed)).count() as u64
+}
+
+/// The same of rows that are owned by lanes: how many times it was read under another lease than before.
+pub(super) fn lost_lanes(event: &Event<'_>) -> u64 {
+    let leases: HashSet<&str> = event.claimed.iter().map(|claimed| claimed.lease).collect();
+    (leases.len() as u64).saturating_sub(1)
 }
 
 fn is_taken(changed: &Changed<'_>) -> bool {
