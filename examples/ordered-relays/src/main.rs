@@ -79,7 +79,7 @@ async fn write<B: Bank>(bank: &B, length: Duration) -> anyhow::Result<u64> {
     let writer = || async {
         let mut committed = 0;
         while Instant::now() < until {
-            let account = fastrand::i64(..ACCOUNTS);
+            let account = fastrand::i64(0..ACCOUNTS);
             let mut tx = outbox.begin().await?;
             // Locks the account until the commit, so that whoever else changes it waits, and its numbers are those of the events.
             let number = B::change(&mut tx, account).await?;
