@@ -99,7 +99,9 @@ fn print(given: &Given) -> Result<ExitCode, Failed> {
     let log = [("filter", format!("{filter:?}")), ("format", format!("{format:?}"))];
     push_section(&mut lines, "log", given.table.get("log").and_then(Value::as_table), log);
     let relay = defaults_of(&settings.relay);
-    let relay = relay.iter().map(|(key, value)| (&**key, value.clone()));
+    let order = [("on_dead", format!("{:?}", settings.order.on_dead.name())), ("ordered", settings.order.shown())];
+    let mut relay: Vec<_> = relay.iter().map(|(key, value)| (&**key, value.clone())).chain(order).collect();
+    relay.sort_unstable();
     push_section(&mut lines, "relay", given.table.get("relay").and_then(Value::as_table), relay);
     match given.table.get("destination").and_then(Value::as_table).filter(|table| !table.is_empty()) {
         Some(destinations) => {
@@ -126,6 +128,9 @@ fn print(given: &Given) -> Result<ExitCode, Failed> {
         }
         if let Some(concurrency) = route.concurrency {
             line += &format!(", concurrency = {concurrency}");
+        }
+        if let Some(policy) = route.on_dead {
+            line += &format!(", on_dead = {:?}", policy.name());
         }
         lines.push((line + " }", routes.map_or(Origin::Default, |routes| routes.place(place).clone())));
     }

@@ -1,6 +1,7 @@
 //! The database of an outbox, whichever it is.
 
-use posthaste::store::{self, AdminStore};
+use posthaste::Event;
+use posthaste::store::{self, AdminStore, Lane, RelayStore};
 use posthaste::{MySqlStore, PgStore, Scheme, SqliteStore};
 
 use crate::settings;
@@ -79,6 +80,29 @@ impl Database {
 
     pub(crate) fn admin(&self) -> &dyn AdminStore {
         with_store!(self, store => store)
+    }
+
+    /// The lane of an event, where rows have one.
+    pub(crate) async fn lane_of(&self, event: &Event) -> Option<Lane> {
+        with_store!(self, store => {
+            let lanes = RelayStore::lanes(store)?;
+            // Asks the database how it finds them.
+            lanes.count_lanes().await.ok()?;
+            lanes.lane_of(event)
+        })
+    }
+
+    /// Whether the table is prepared for order.
+    pub(crate) async fn count_lanes(&self) -> Result<(), store::Error> {
+        with_store!(self, store => match RelayStore::lanes(store) {
+            Some(lanes) => lanes.count_lanes().await.map(drop),
+            None => Ok(()),
+        })
+    }
+
+    /// Prepares the table for order.
+    pub(crate) async fn prepare_lanes(&self) -> Result<(), store::Error> {
+        with_store!(self, store => store.prepare_lanes().await)
     }
 
     pub(crate) async fn migrate(&self) -> Result<(), store::Error> {

@@ -1,5 +1,7 @@
 //! `posthaste events`: what is in the table, and a way to write into it by hand.
 
+mod waiting;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{Read, Write as _};
 use std::process::ExitCode;
@@ -51,7 +53,7 @@ enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Show everything of one event, the payload included.
+    /// Show everything of one event, the payload and why it is not delivered yet included.
     ///
     /// Exit status: 0 if it was found, 1 if there is none with that id.
     Show {
@@ -171,13 +173,17 @@ async fn show(database: &Database, given: &Given, id: &EventId, output: Output) 
         eprintln!("there is no event {id}");
         return Ok(exit::Status::No.into());
     };
+    let reasons = waiting::reasons(database, &record).await?;
     let mut document = rows::document(&record, true);
     if let (Ok(event), Ok(settings)) = (&record.event, given.settings()) {
         add_way(&mut document, &record, event, &settings, &pause::known(database.admin()).await);
     }
     let fields = document.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let lines: Vec<(&str, String)> = fields.map(|(name, value)| (name.as_str(), text(value))).collect();
+    let lines = fields.map(|(name, value)| (name.clone(), text(value)));
+    let lines: Vec<_> = lines.chain(reasons.iter().map(|reason| ("waiting".to_owned(), reason.text.clone()))).collect();
+    let lines: Vec<(&str, String)> = lines.iter().map(|(name, text)| (&**name, text.clone())).collect();
+    document["waiting"] = reasons.into_iter().map(|reason| reason.document).collect();
     output.one(&lines, &document)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -9,6 +9,7 @@ mod doctor;
 mod events;
 mod exit;
 mod init;
+mod keys;
 mod man;
 mod migrate;
 mod output;
@@ -43,6 +44,7 @@ enum Command {
     Config(config::Args),
     Events(events::Args),
     Dead(dead::Args),
+    Keys(keys::Args),
     Stats(stats::Args),
     Pause(pause::Args),
     Resume(pause::ResumeArgs),
@@ -81,6 +83,7 @@ async fn main() -> ExitCode {
         Command::Config(args) => config::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Dead(args) => dead::run(args).await,
+        Command::Keys(args) => keys::run(args).await,
         Command::Stats(args) => stats::run(args).await,
         Command::Pause(args) => pause::run(args).await,
         Command::Resume(args) => pause::resume(args).await,

@@ -34,6 +34,10 @@ enum Command {
         /// It is called NAME_write if the table is called NAME instead of outbox_event.
         #[arg(long)]
         write_function: bool,
+
+        /// Also prepare the table for order: three small tables beside it, and an index, which is built while others write.
+        #[arg(long)]
+        lanes: bool,
     },
     /// Say whether something is left to do.
     ///
@@ -57,7 +61,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let database = Database::open(&settings).await?;
     let pending = database.pending_migration_sql().await?;
     let ended = match args.command {
-        Command::Up { wake_trigger, write_function } => {
+        Command::Up { wake_trigger, write_function, lanes } => {
             let besides = Besides::of(&database, wake_trigger, write_function, &shown)?;
             database.migrate().await?;
             match pending.is_empty() {
@@ -65,6 +69,10 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
                 false => println!("{} in {shown} is up to date now", settings.table),
             }
             besides.create(&TableName::parse(&settings.table)?).await?;
+            if lanes {
+                database.prepare_lanes().await?;
+                println!("events can be delivered in order");
+            }
             ExitCode::SUCCESS
         }
         Command::Status if pending.is_empty() => {

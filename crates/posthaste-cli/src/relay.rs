@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use posthaste::metrics::FacadeMetrics;
 use posthaste::store::Store;
-use posthaste::{Closed, Outbox, Registry};
+use posthaste::{Closed, Outbox, OutboxBuilder, Registry};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
@@ -65,6 +65,14 @@ pub(crate) struct Args {
     /// How many deliveries run at once.
     #[arg(long, value_name = "N")]
     workers: Option<String>,
+
+    /// Deliver the events of one aggregate in order: true for all, or the aggregate types, with commas between.
+    #[arg(long, value_name = "TYPES")]
+    ordered: Option<String>,
+
+    /// What an event that cannot be delivered does to its aggregate, in order: park, block or skip.
+    #[arg(long, value_name = "POLICY")]
+    on_dead: Option<String>,
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
@@ -75,6 +83,8 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let more = [
         format.map(|format| ("--log-format", ["log", "format"], format)),
         args.workers.map(|workers| ("--workers", ["relay", "workers"], workers)),
+        args.ordered.map(|ordered| ("--ordered", ["relay", "ordered"], ordered)),
+        args.on_dead.map(|policy| ("--on-dead", ["relay", "on_dead"], policy)),
     ];
     let more: Vec<_> = more.into_iter().flatten().collect();
     let given = Given::read(&args.flags, &more, std::env::vars())?;
@@ -99,7 +109,9 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         let condition = Arc::clone(&watched.condition);
         beside.spawn(sampler::sample(database.clone(), condition, settings.http.sample_interval));
     }
-    let closed = if args.once {
+    let closed = if args.once && settings.order.ordered.is_some() {
+        with_store!(&database, store => once::drain_in_order(store.clone(), registry, &settings, &mut signals).await?)
+    } else if args.once {
         with_store!(&database, store => once::drain(Arc::new(store.clone()), registry, &settings, &mut signals).await?)
     } else {
         with_store!(&database, store => deliver(store.clone(), registry, &settings, watched.as_ref(), &mut signals).await?)
@@ -169,7 +181,7 @@ async fn start(
 ) -> Result<(Registry, Database, Vec<Connected>), Failed> {
     let connected = Connected::all(&settings.destinations).await?;
     let registry = registry(settings, &connected, holds, watched.map(|watched| &watched.meters))?;
-    let database = start::database(&settings.database).await?;
+    let database = start::database(&settings.database, settings.order.ordered.is_some()).await?;
     if let Some(watched) = watched {
         watched.condition.has(&database);
     }
@@ -181,6 +193,7 @@ async fn start(
         table = settings.database.table,
         routes = settings.routes.len(),
         destinations = connected.len(),
+        ordered = settings.order.shown(),
         "delivering"
     );
     Ok((registry, database, connected))
@@ -194,7 +207,7 @@ async fn deliver<S: Store>(
     watched: Option<&Watched>,
     signals: &mut Signals,
 ) -> Result<Closed, Failed> {
-    let mut outbox = Outbox::many_nodes(store).registry(registry).options(settings.relay.clone());
+    let mut outbox = outbox(store, registry, settings);
     if let Some(watched) = watched {
         outbox = outbox.metrics(FacadeMetrics).instrument(RouteMeter::new(&settings.routes));
         #[cfg(feature = "otlp")]
@@ -215,6 +228,15 @@ async fn deliver<S: Store>(
     }
     info!(signal, in_hand = outbox.in_flight(), deadline = ?settings.relay.shutdown_deadline, "ending");
     Ok(until_second(signals, outbox.shutdown(), || outbox.shutdown_now()).await)
+}
+
+/// An outbox that is to deliver by these settings.
+fn outbox<S: Store>(store: S, registry: Registry, settings: &Settings) -> OutboxBuilder<S> {
+    let outbox = Outbox::many_nodes(store).registry(registry).options(settings.relay.clone());
+    match settings.order.ordered.clone() {
+        Some(ordered) => outbox.ordered(ordered).on_dead(settings.order.on_dead.into()),
+        None => outbox,
+    }
 }
 
 /// Ends in order, and at once at the second signal.

@@ -4,6 +4,7 @@ mod database;
 mod destination;
 mod fault;
 mod http;
+mod order;
 mod route;
 mod secret;
 mod telemetry;
@@ -19,6 +20,7 @@ pub(crate) use database::Database;
 pub(crate) use destination::{Destination, Target};
 pub(crate) use fault::{Fault, Faults, Origin};
 pub(crate) use http::{Http, Listen};
+pub(crate) use order::Order;
 pub(crate) use route::Route;
 pub(crate) use secret::{hidden, shown};
 pub(crate) use telemetry::Telemetry;
@@ -76,6 +78,7 @@ pub(crate) struct Given {
 pub(crate) struct Settings {
     pub(crate) database: Database,
     pub(crate) relay: Options,
+    pub(crate) order: Order,
     pub(crate) log: Log,
     pub(crate) http: Http,
     pub(crate) telemetry: Telemetry,
@@ -166,13 +169,18 @@ impl Given {
         let relay = self.relay().map_err(&mut keep).ok();
         let log = self.section::<Log>("log").and_then(|log| self.checked(log)).map_err(&mut keep).ok();
         let destinations = destination::all(self.table.get("destination"), &mut faults);
-        let retry = relay.as_ref().unwrap_or(&Options::default()).retry_policy();
-        let routes = route::all(self.table.get("route"), &destinations, &retry, &mut faults);
+        let retry =
+            relay.as_ref().map_or_else(|| Options::default().retry_policy(), |(options, _)| options.retry_policy());
+        // Where the relay's own settings are wrong, nobody knows whether there is order.
+        let in_order = relay.as_ref().is_none_or(|(_, order)| order.ordered.is_some());
+        let routes = route::all(self.table.get("route"), &destinations, (&retry, in_order), &mut faults);
         Faults::check(faults)?;
         let complete = "what is missing has a fault";
+        let (relay, order) = relay.expect(complete);
         Ok(Settings {
             database: database.expect(complete),
-            relay: relay.expect(complete),
+            relay,
+            order,
             log: log.expect(complete),
             http: http.expect(complete),
             telemetry: telemetry.expect(complete),
@@ -181,15 +189,18 @@ impl Given {
         })
     }
 
-    fn relay(&self) -> Result<Options, Fault> {
-        let options: Options = self.section("relay")?;
+    fn relay(&self) -> Result<(Options, Order), Fault> {
+        let Some(relay) = self.table.get("relay") else { return Ok(Default::default()) };
+        let mut relay = relay.clone();
+        let order = Order::take(&mut relay)?;
+        let options: Options = relay.read("relay")?;
         options.check().map_err(|error| {
             let field = format!("relay.{}", error.option());
             let section = self.table.get("relay").and_then(Value::as_table);
             let origin = section.and_then(|section| section.get(error.option())).map(|value| &value.origin);
             Fault::new(origin.unwrap_or(&Origin::Default), field, error.to_string())
         })?;
-        Ok(options)
+        Ok((options, order))
     }
 
     fn checked(&self, log: Log) -> Result<Log, Fault> {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use posthaste_core::store::{
     Action, AdminStore, Claim, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, Lease, NewRow,
-    ReadLane, ReadLanes, Redrive, RelayOfLanes, RelayStore, Settled, Status, WriteStore,
+    ReadLane, ReadLanes, Redrive, RelayOfLanes, RelayStore, Settled, Stall, Status, WriteStore,
 };
-use posthaste_core::{Event, EventId};
+use posthaste_core::{Event, EventId, Ordered};
 
 use crate::rows::{assert_at, counts, dead, insert, retry};
 use crate::{Fixture, Served, Tables};
@@ -452,6 +452,7 @@ pub async fn case_84_closed_keys<F: Fixture>(fixture: F) {
         let mine = outbox.lease("a").await;
         let written = by_number(outbox.pending("a", &mine).await);
         let lease = lease_of(&mine, written[0].0);
+        who_is_there(&outbox, &mine).await;
         let closing = LaneSettlement { closes: true, ..settlement(&mine, &written[0], dead()) };
         assert_eq!(outbox.settle("b", std::slice::from_ref(&closing)).await, [Settled::Lost]);
         assert_eq!(outbox.store.closed_keys(ALL).await.unwrap(), []);
@@ -468,6 +469,14 @@ pub async fn case_84_closed_keys<F: Fixture>(fixture: F) {
         assert_eq!((&closed.key, closed.lane, closed.reopened), (&key, lease.lane, false));
         assert_eq!((closed.head_seq, closed.head_id.to_string()), (written[0].1, id(1)));
         assert_eq!(closed.reason.as_deref(), Some("it is dead"));
+        let stalled = async || {
+            let stalled = outbox.store.stalled_keys(ALL).await.unwrap();
+            let [stalled] = <[_; 1]>::try_from(stalled).expect("one key stands still");
+            assert_eq!(stalled.key, key);
+            (stalled.stall, stalled.head_seq, stalled.waiting, stalled.reason)
+        };
+        let dead_for = Some("it is dead".to_owned());
+        assert_eq!(stalled().await, (Stall::Parked, written[0].1, 1, dead_for.clone()));
         let reopened = async || outbox.lanes.reopened_keys("a", &mine, ALL).await.unwrap().len();
         outbox.lanes.forget_keys("a", &[(lease, key.clone())]).await.unwrap();
         assert_eq!((reopened().await, outbox.store.closed_keys(ALL).await.unwrap().len()), (0, 1));
@@ -485,6 +494,8 @@ pub async fn case_84_closed_keys<F: Fixture>(fixture: F) {
         assert_eq!(outbox.lanes.reopened_keys("b", &mine, ALL).await.unwrap(), []);
         assert_eq!(outbox.lanes.reopened_keys("a", &mine, ALL).await.unwrap()[0].key, key);
         assert!(outbox.store.closed_keys(ALL).await.unwrap()[0].reopened);
+        let waiting = if skips { 1 } else { 2 };
+        assert_eq!(stalled().await, (Stall::Reopened, written[0].1, waiting, dead_for));
         assert_eq!(pending().await, written[2..], "its relay has to know first where to begin");
         outbox.lanes.forget_keys("b", &[(lease, key.clone())]).await.unwrap();
         assert_eq!(reopened().await, 1);
@@ -492,9 +503,27 @@ pub async fn case_84_closed_keys<F: Fixture>(fixture: F) {
         assert_eq!((reopened().await, outbox.store.closed_keys(ALL).await.unwrap().len()), (0, 0));
         let left = if skips { &written[1..] } else { &written[..] };
         assert_eq!(pending().await, left);
+        assert_eq!(outbox.store.stalled_keys(ALL).await.unwrap(), []);
+        let retry = Action::Retry { delay: LEASE, error: "not yet".into() };
+        assert_eq!(outbox.settle("a", &[settlement(&mine, &left[0], retry)]).await, [Settled::Applied]);
+        let of_key = if skips { 1 } else { 2 };
+        assert_eq!(stalled().await, (Stall::Blocked, left[0].1, of_key - 1, Some("not yet".to_owned())));
         outbox.done("a", &mine, left).await;
         outbox.lanes.give_back_lanes("a", &mine).await.unwrap();
     }
+}
+
+/// An operator sees who has which lane, and what is delivered in order.
+async fn who_is_there<S: AdminStore>(outbox: &Lanes<S>, mine: &[LaneLease]) {
+    outbox.lanes.renew_lanes("a", mine, LEASE).await.unwrap();
+    assert_eq!(outbox.lanes.agree("a", r#"["Order"]"#, LEASE).await.unwrap(), []);
+    // A renewal leaves it as it was said.
+    outbox.lanes.renew_lanes("a", mine, LEASE).await.unwrap();
+    let holders = outbox.store.lane_holders().await.unwrap().expect("there are lanes");
+    assert!(mine.iter().all(|lease| holders.of(lease.lane).is_some_and(|(owner, _)| owner == "a")), "{holders:?}");
+    let relays: Vec<_> = holders.relays.iter().map(|relay| (&*relay.owner, relay.ordered.clone())).collect();
+    assert_eq!(relays, [("a", Some(Ordered::types(["Order"])))]);
+    assert_eq!([holders.orders("Order"), holders.orders("Invoice")], [Some(true), Some(false)]);
 }
 
 /// A key is closed in a batch with others, also where what is done is deleted. To redrive the head of a closed key is to release
@@ -539,6 +568,7 @@ pub async fn case_81_not_prepared<F: Tables>(fixture: F) {
     assert!(error.to_string().contains("prepare_lanes()"), "{error}");
     insert(&store, &[event("1", "7")]).await;
     assert_eq!(store.closed_keys(ALL).await.unwrap(), []);
+    assert_eq!((store.stalled_keys(ALL).await.unwrap(), store.lane_holders().await.unwrap()), (Vec::new(), None));
     assert!(!store.release_key(&key_of("7")).await.unwrap() && !store.skip_head(&key_of("7")).await.unwrap());
 
     tokio::join!(fixture.prepare_lanes(), fixture.prepare_lanes());

@@ -11,10 +11,11 @@ use foldhash::{HashSet, HashSetExt};
 use tokio::time::Instant;
 
 use crate::event::{Event, EventId};
+use crate::order::Ordered;
 use crate::store::{
-    AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, Lane, LaneLease,
-    LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive, RelayOfLanes,
-    RelayStore, Renewed, Settled, Settlement, WriteStore,
+    AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, Lane, LaneHolders,
+    LaneLease, LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive,
+    RelayOfLanes, RelayStore, Renewed, Settled, Settlement, StalledKey, WriteStore,
 };
 use crate::time::Timestamp;
 
@@ -390,6 +391,14 @@ impl AdminStore for MemoryStore {
 
     fn closed_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<ClosedKey>, Error>> {
         Box::pin(async move { Ok(self.table().closed_keys(limit)) })
+    }
+
+    fn stalled_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<StalledKey>, Error>> {
+        Box::pin(async move { Ok(self.table().stalled_keys(limit)) })
+    }
+
+    fn lane_holders(&self) -> BoxFuture<'_, Result<Option<LaneHolders>, Error>> {
+        Box::pin(async move { Ok(Some(self.table().lanes.holders(self.now()))) })
     }
 
     fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {

@@ -46,7 +46,7 @@ impl Ordered {
             Self::None => "none".to_owned(),
             Self::Types(types) => {
                 let types: BTreeSet<_> = types.iter().collect();
-                let listed = format!("{types:?}");
+                let listed = serde_json::json!(types).to_string();
                 // A column has its bounds.
                 if listed.len() <= LONGEST_LIST {
                     return listed;
@@ -56,6 +56,15 @@ impl Ordered {
                 });
                 format!("{} types, {hash:016x}", types.len())
             }
+        }
+    }
+
+    /// What is in order by the [settings](crate::store::RelayOfLanes::settings) of a relay; nothing if they do not say.
+    pub fn of_settings(settings: &str) -> Option<Self> {
+        match settings {
+            "all" => Some(Self::All),
+            "none" => Some(Self::None),
+            types => serde_json::from_str(types).ok().map(Self::Types),
         }
     }
 }
@@ -87,12 +96,23 @@ mod tests {
     fn settings_are_equal_where_the_same_is_in_order() {
         let settings = |types: &[&str]| Ordered::types(types.iter().copied()).settings();
         assert_eq!(settings(&["B", "A", "B"]), settings(&["A", "B"]));
-        assert_eq!(settings(&["A", "B"]), r#"{"A", "B"}"#);
+        assert_eq!(settings(&["A", "B"]), r#"["A","B"]"#);
         assert_ne!(settings(&["A, B"]), settings(&["A", "B"]));
         assert_ne!(Ordered::All.settings(), Ordered::None.settings());
         let many = |last: usize| (0..last).map(|number| format!("Type{number}")).collect::<Vec<_>>();
         let (some, more) = (Ordered::types(many(1000)).settings(), Ordered::types(many(1001)).settings());
         assert_ne!(some, more);
         assert!(some.len() < 100, "{some}");
+    }
+
+    #[test]
+    fn settings_are_read_back_unless_they_are_too_many() {
+        for ordered in [Ordered::All, Ordered::None, Ordered::types(["Order", "a \"b\", c"])] {
+            assert_eq!(Ordered::of_settings(&ordered.settings()), Some(ordered));
+        }
+        let many = Ordered::types((0..1000).map(|number| format!("Type{number}"))).settings();
+        for other in ["", "{}", "7", "nothing", &many] {
+            assert_eq!(Ordered::of_settings(other), None, "{other}");
+        }
     }
 }

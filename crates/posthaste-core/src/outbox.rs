@@ -488,7 +488,7 @@ impl<S: WriteStore> Outbox<S> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
-    /// // A program in another language has just inserted a row.
+    /// // A program in another language has just inserted a row, or an operator has let an aggregate go on.
     /// outbox.wake();
     /// # outbox.shutdown().await;
     /// # Ok(())
@@ -496,7 +496,7 @@ impl<S: WriteStore> Outbox<S> {
     /// ```
     pub fn wake(&self) {
         if let Some(relay) = &self.0.relay {
-            relay.engine.wake().now();
+            relay.engine.wake().everywhere();
         }
     }
 

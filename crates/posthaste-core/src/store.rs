@@ -26,8 +26,8 @@ pub(crate) use contained::{Contained, ContainedLanes, contained};
 pub use admin::{AdminStore, Counts, Cursor, Filter, Maintained, Order, Page, Purge, Record, Redrive};
 pub use error::{CommitError, Error};
 pub use lane::{
-    ClosedKey, Key, Lane, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, MalformedInLane, ReadLane,
-    ReadLanes, RelayOfLanes, Renewed, Writer,
+    ClosedKey, Key, Lane, LaneHolders, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, MalformedInLane,
+    ReadLane, ReadLanes, RelayHere, RelayOfLanes, Renewed, Stall, StalledKey, Writer,
 };
 pub use pause::{Pause, Paused};
 pub use row::{RawRow, cut_error};

@@ -1,5 +1,6 @@
 //! How a sleeping poller is told that there is something to do.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ pub struct Wake(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     due_at: Mutex<Option<Instant>>,
+    /// Whether rows may have become due that were there before.
+    everywhere: AtomicBool,
     changed: Notify,
 }
 
@@ -26,6 +29,18 @@ impl Wake {
     /// There is something to do now.
     pub fn now(&self) {
         self.at(Instant::now());
+    }
+
+    /// There is something to do now, and it may be with rows that were there before: somebody has redriven them, or let their
+    /// aggregate go on.
+    pub fn everywhere(&self) {
+        self.0.everywhere.store(true, Ordering::Release);
+        self.now();
+    }
+
+    /// Whether that was said since this was asked for the last time. To be asked after [`reset`](Self::reset).
+    pub(crate) fn take_everywhere(&self) -> bool {
+        self.0.everywhere.load(Ordering::Relaxed) && self.0.everywhere.swap(false, Ordering::AcqRel)
     }
 
     /// There will be something to do after this long.

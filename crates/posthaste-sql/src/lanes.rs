@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use posthaste_core::event::GLOBAL;
 use posthaste_core::store::{
-    ClaimedRow, Error, Key, Lane, LaneLease, LaneRow, LaneSettlement, Malformed, MalformedInLane, RawRow, RelayOfLanes,
+    ClaimedRow, ClosedKey, Error, Key, Lane, LaneHolders, LaneLease, LaneRow, LaneSettlement, Malformed,
+    MalformedInLane, RawRow, RelayHere, RelayOfLanes, Stall, StalledKey,
 };
-use posthaste_core::{EventId, Timestamp};
+use posthaste_core::{EventId, Ordered, Timestamp};
 
 use crate::table::TableName;
 
@@ -61,6 +62,60 @@ pub(crate) fn others(mut relays: Vec<RelayOfLanes>, owner: &str, settings: &str)
 /// The number of a lane as a row tells it.
 pub(crate) fn lane(number: i64) -> Lane {
     Lane(u16::try_from(number).unwrap_or(u16::MAX))
+}
+
+/// Who has the lanes and who is there, of rows that are either: the number of a lane with its owner and until when, or no number,
+/// a relay, and its settings.
+pub(crate) fn holders(now: Timestamp, rows: Vec<Holder>) -> LaneHolders {
+    let mut holders = LaneHolders { now, lanes: Vec::new(), relays: Vec::new() };
+    for Holder { lane: number, owner, until, settings } in rows {
+        match (number, owner) {
+            (Some(number), owner) => holders.lanes.push((lane(number), owner.zip(until))),
+            (None, Some(owner)) => {
+                let ordered = settings.as_deref().and_then(Ordered::of_settings);
+                holders.relays.push(RelayHere { owner, ordered });
+            }
+            (None, None) => {}
+        }
+    }
+    holders.lanes.sort_unstable();
+    holders.relays.sort_unstable_by(|one, other| one.owner.cmp(&other.owner));
+    holders
+}
+
+/// A row of who has a lane, or who is there.
+pub(crate) struct Holder {
+    pub(crate) lane: Option<i64>,
+    pub(crate) owner: Option<String>,
+    pub(crate) until: Option<Timestamp>,
+    pub(crate) settings: Option<String>,
+}
+
+/// A closed key, with how many events wait behind it.
+pub(crate) fn parked((closed, waiting): (ClosedKey, i64)) -> StalledKey {
+    StalledKey {
+        key: closed.key,
+        stall: if closed.reopened { Stall::Reopened } else { Stall::Parked },
+        head_seq: closed.head_seq,
+        head_id: closed.head_id,
+        since: closed.since,
+        retry_at: None,
+        reason: closed.reason,
+        waiting: waiting.unsigned_abs(),
+    }
+}
+
+/// A key whose head is tried again, of which that many events are pending.
+pub(crate) fn blocked(
+    key: Key,
+    head: (i64, EventId),
+    moments: [Timestamp; 2],
+    reason: Option<String>,
+    pending: i64,
+) -> StalledKey {
+    let ((head_seq, head_id), [since, retry_at]) = (head, moments);
+    let waiting = pending.unsigned_abs().saturating_sub(1);
+    StalledKey { key, stall: Stall::Blocked, head_seq, head_id, since, retry_at: Some(retry_at), reason, waiting }
 }
 
 /// What a read found of a row.

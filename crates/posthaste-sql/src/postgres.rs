@@ -46,7 +46,8 @@ use one_table::OneTable;
 use partition::Partitioned;
 use sql::{
     CHANNEL, CLAIM_FEW_FROM_ONE_TABLE, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE,
-    INSERT_ONE_LEASED, INSERT_ONE_PLAIN, INSERT_PLAIN, INSERT_VALUES, NOTIFY, SETTLE_AND_DELETE_DONE,
+    INSERT_ONE_LEASED, INSERT_ONE_PLAIN, INSERT_PLAIN, INSERT_VALUES, NOTIFY, NOTIFY_EVERYWHERE,
+    SETTLE_AND_DELETE_DONE,
 };
 
 pub use partition::Partitions;
@@ -122,6 +123,7 @@ struct Statements {
     claim_from_partitions: SqlStr,
     settle_and_delete_done: SqlStr,
     notify: SqlStr,
+    notify_everywhere: SqlStr,
     channel: String,
     lanes: lanes::Statements,
 }
@@ -140,6 +142,7 @@ impl Statements {
             claim_from_partitions: DIALECT.statement(CLAIM_FROM_PARTITIONS, &table),
             settle_and_delete_done: DIALECT.statement(SETTLE_AND_DELETE_DONE, &table),
             notify: DIALECT.statement(NOTIFY, &table),
+            notify_everywhere: DIALECT.statement(NOTIFY_EVERYWHERE, &table),
             channel: DIALECT.fill(CHANNEL, &table),
             lanes: lanes::Statements::new(&table),
             table,

@@ -113,6 +113,19 @@ pub enum Sabotage {
     IgnoreAcknowledgement,
     /// Rows are read on from the greatest number seen, and what commits late below it is never looked at.
     CursorById,
+    /// With order: what is read of a lane comes in the wrong order.
+    ReadBackwards,
+}
+
+impl Sabotage {
+    /// Whether it can be made in a run with order, or without.
+    pub(crate) fn is_for(self, ordered: bool) -> bool {
+        match self {
+            Self::MarkBeforePublish | Self::IgnoreAcknowledgement => true,
+            Self::ClaimDespiteLeases | Self::SettleWithoutFence | Self::CursorById => !ordered,
+            Self::ReadBackwards => ordered,
+        }
+    }
 }
 
 /// What a process of a run is.
@@ -151,6 +164,8 @@ pub(crate) struct Config {
     pub(crate) rate: f64,
     /// How many seconds the clock of this process is ahead of the machine's.
     pub(crate) clock_ahead: i64,
+    /// Whether events of one key are delivered in order.
+    pub(crate) ordered: bool,
     pub(crate) sabotage: Option<Sabotage>,
 }
 
@@ -164,6 +179,7 @@ impl Config {
             listener_time_limit: if self.destination.is_broker() { BROKER_LIMIT } else { SINK_LIMIT },
             poll_interval: Duration::from_millis(500),
             lease: LEASE,
+            lane_lease: LEASE,
             retry_base: Duration::from_millis(50),
             retry_max: LONGEST_BACKOFF,
             ..Options::default()

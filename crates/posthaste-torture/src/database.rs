@@ -30,8 +30,8 @@ pub(crate) trait Database: Store {
     /// How many leases of a process were taken over.
     fn taken_from(&self, name: &str) -> impl Future<Output = Result<i64, sqlx::Error>> + Send;
 
-    /// Creates the tables, and the trigger.
-    fn set_up(&self, keys: u64) -> impl Future<Output = anyhow::Result<()>> + Send;
+    /// Creates the tables, and the trigger, and prepares the outbox for order if there is to be any.
+    fn set_up(&self, keys: u64, ordered: bool) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// The next number of a key. Other transactions with this key wait for this one.
     fn next_number(
@@ -89,8 +89,11 @@ macro_rules! database {
                 sqlx::query_scalar($sql.taken_over).bind(name).fetch_one(self.pool()).await
             }
 
-            async fn set_up(&self, keys: u64) -> anyhow::Result<()> {
+            async fn set_up(&self, keys: u64, ordered: bool) -> anyhow::Result<()> {
                 self.migrate().await?;
+                if ordered {
+                    self.prepare_lanes().await?;
+                }
                 for statement in $sql.create {
                     sqlx::raw_sql(*statement).execute(self.pool()).await?;
                 }

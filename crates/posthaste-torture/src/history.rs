@@ -195,6 +195,10 @@ pub struct Run {
     pub attempts: u32,
     /// Whether order within a key is promised.
     pub ordered: bool,
+    /// Whether rows are owned by lanes of keys, and not by leases of their own. A lease is then that of a lane: its number and its
+    /// epoch.
+    #[serde(default)]
+    pub lanes: bool,
 }
 
 impl Run {

@@ -30,6 +30,10 @@ const PRODUCER_POINTS: &[&str] = &["begin.after", "insert.before", "insert.after
 const RELAY_POINTS: &[&str] =
     &["claim.before", "claim.after", "listener.before", "listener.after", "settle.before", "settle.after"];
 
+/// The same of one that delivers in order.
+const LANE_POINTS: &[&str] =
+    &["read.before", "read.after", "listener.before", "listener.after", "settle.before", "settle.after"];
+
 /// How long faults that have done nothing yet are given beyond the time of the run.
 const EXTRA_TIME: Duration = Duration::from_secs(120);
 
@@ -177,7 +181,11 @@ impl<'a, D: Database> Nemesis<'a, D> {
     }
 
     async fn kill_at_point(&mut self, fault: Fault) -> anyhow::Result<u64> {
-        let points = if fault == Fault::ProducerKillPoint { PRODUCER_POINTS } else { RELAY_POINTS };
+        let points = match fault {
+            Fault::ProducerKillPoint => PRODUCER_POINTS,
+            _ if self.world.plan.ordered => LANE_POINTS,
+            _ => RELAY_POINTS,
+        };
         let point = points[self.rng.usize(..points.len())];
         let mut victim = self.world.victim(fault, &mut self.rng).await;
         self.note(fault, format!("{} at {point}", victim.config.name));
@@ -201,18 +209,34 @@ impl<'a, D: Database> Nemesis<'a, D> {
         // With something in hand: otherwise nobody would notice.
         for _ in 0..200 {
             victim.signal(Signal::STOP);
-            if self.world.store.leased_by(&name).await.unwrap_or(0) > 0 {
+            if self.held_by(&name).await > 0 {
                 break;
             }
             victim.signal(Signal::CONT);
             sleep(self.millis(1..40)).await;
         }
-        let taken = async || self.world.store.taken_from(&name).await.unwrap_or(0);
+        let pause = LEASE + self.millis(500..2500);
+        // Of rows it is noted what becomes of their leases; of a lane, who has it.
+        let taken = async || match self.world.plan.ordered {
+            true => -self.held_by(&name).await,
+            false => self.world.store.taken_from(&name).await.unwrap_or(0),
+        };
         let before = taken().await;
-        sleep(LEASE + self.millis(500..2500)).await;
+        sleep(pause).await;
         let after = taken().await;
         victim.signal(Signal::CONT);
-        Ok(after.saturating_sub(before).unsigned_abs())
+        Ok(u64::try_from(after.saturating_sub(before)).unwrap_or(0))
+    }
+
+    /// How many pending rows a process has leased, or how many lanes.
+    async fn held_by(&self, name: &str) -> i64 {
+        if !self.world.plan.ordered {
+            return self.world.store.leased_by(name).await.unwrap_or(0);
+        }
+        let Ok(Some(holders)) = self.world.store.lane_holders().await else { return 0 };
+        let owners = holders.lanes.iter().filter_map(|(_, holder)| holder.as_ref());
+        let held = owners.filter(|(owner, _)| owner.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')));
+        i64::try_from(held.count()).unwrap_or(i64::MAX)
     }
 
     async fn end(&mut self, fault: Fault) -> anyhow::Result<u64> {

@@ -34,6 +34,9 @@ pub struct Plan {
     /// What the producers write.
     #[arg(long, value_enum, default_value = "mixed")]
     pub workload: Workload,
+    /// Events of one key are delivered in order, by lanes, and the checker sees whether they are.
+    #[arg(long)]
+    pub ordered: bool,
     /// The faults; all that are possible, if none is named.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub faults: Vec<Fault>,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use posthaste_core::{Outbox, OutboxBuilder};
+use posthaste_core::{OnDead, Ordered, Outbox, OutboxBuilder};
 use posthaste_sql::{MySqlStore, PgStore, SqliteStore};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
@@ -87,7 +87,12 @@ async fn start<D: Database>(
     let way = Way::open(config, recorder).await?;
     loop {
         let store = Watched::new(store.clone(), Arc::clone(recorder), config.sabotage);
-        match way.listen(builder(store).options(config.options())).start().await {
+        let mut builder = way.listen(builder(store).options(config.options()));
+        if config.ordered {
+            // What is poison by plan must not keep the others of its key.
+            builder = builder.ordered(Ordered::all()).on_dead(OnDead::Skip);
+        }
+        match builder.start().await {
             Ok(outbox) => return Ok((outbox, way)),
             Err(error) => tracing::info!(%error, "the outbox cannot start yet"),
         }

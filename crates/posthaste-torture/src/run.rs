@@ -72,6 +72,11 @@ fn can_be_had(plan: &Plan) -> anyhow::Result<()> {
         plan.sabotage != Some(Sabotage::CursorById) || !plan.destination.is_broker(),
         "the mistake of a cursor by id is made on the way to a sink only"
     );
+    ensure!(
+        plan.sabotage.is_none_or(|sabotage| sabotage.is_for(plan.ordered)),
+        "this mistake is made {} order",
+        if plan.ordered { "without" } else { "with" }
+    );
     Ok(())
 }
 
@@ -110,7 +115,8 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         left_out,
         lease_ms: i64::try_from(LEASE.as_millis())?,
         attempts: posthaste_core::Options::default().retry_attempts,
-        ordered: false,
+        ordered: plan.ordered,
+        lanes: plan.ordered,
     };
     Recorder::open(&directory.join(FIRST), "run")?.record(What::Run(intention));
     let (seed, until) = (plan.seed, Instant::now() + Duration::from_secs(plan.seconds));
@@ -129,7 +135,8 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         watched = watch(&world, &mut view) => watched?,
     }
     // Until here somebody writes, so that everybody has something to deliver.
-    if world.plan.sabotage.is_none() {
+    // Where there is one lane, one of all delivers.
+    if world.plan.sabotage.is_none() && !(world.plan.ordered && world.plan.database == Kind::Sqlite) {
         tokio::select! {
             () = world.hear_everybody() => {}
             watched = watch(&world, &mut view) => watched?,

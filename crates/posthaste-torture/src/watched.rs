@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{
-    Action, AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, NewRow, Page, Purge,
-    Record, Redrive, RelayStore, Settled, Settlement, WriteStore,
+    Action, AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, Lane, LaneLease,
+    LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive, RelayStore, Renewed,
+    Settled, Settlement, WriteStore,
 };
+use posthaste_core::{Event, EventId};
 
 use crate::config::Sabotage;
 use crate::database::Database;
@@ -70,20 +71,150 @@ impl<D: Database> RelayStore for Watched<D> {
     fn signal(&self) -> Option<Arc<dyn Signal>> {
         self.inner.signal()
     }
+
+    fn lanes(&self) -> Option<Arc<dyn LaneStore>> {
+        let (recorder, sabotage) = (Arc::clone(&self.recorder), self.sabotage);
+        self.inner.lanes().map(|inner| Arc::new(WatchedLanes { inner, recorder, sabotage }) as Arc<_>)
+    }
 }
 
-fn note((settlement, settled): (&Settlement, &Settled)) -> What {
-    let action = match &settlement.action {
+/// The same for rows that are owned by lanes: a read is a claim of what it brings.
+struct WatchedLanes {
+    inner: Arc<dyn LaneStore>,
+    recorder: Arc<Recorder>,
+    sabotage: Option<Sabotage>,
+}
+
+impl LaneStore for WatchedLanes {
+    fn count_lanes(&self) -> BoxFuture<'_, Result<u16, Error>> {
+        self.inner.count_lanes()
+    }
+
+    fn lane_of(&self, event: &Event) -> Option<Lane> {
+        self.inner.lane_of(event)
+    }
+
+    fn lease_lanes<'a>(
+        &'a self,
+        owner: &'a str,
+        wanted: usize,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<LaneLease>, Error>> {
+        self.inner.lease_lanes(owner, wanted, length)
+    }
+
+    fn renew_lanes<'a>(
+        &'a self,
+        owner: &'a str,
+        leases: &'a [LaneLease],
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Renewed, Error>> {
+        self.inner.renew_lanes(owner, leases, length)
+    }
+
+    fn agree<'a>(
+        &'a self,
+        owner: &'a str,
+        settings: &'a str,
+        length: Duration,
+    ) -> BoxFuture<'a, Result<Vec<RelayOfLanes>, Error>> {
+        self.inner.agree(owner, settings, length)
+    }
+
+    fn relays(&self) -> BoxFuture<'_, Result<Vec<RelayOfLanes>, Error>> {
+        self.inner.relays()
+    }
+
+    fn give_back_lanes<'a>(&'a self, owner: &'a str, leases: &'a [LaneLease]) -> BoxFuture<'a, Result<(), Error>> {
+        self.inner.give_back_lanes(owner, leases)
+    }
+
+    fn read_lanes<'a>(&'a self, read: &'a ReadLanes) -> BoxFuture<'a, Result<LaneRows, Error>> {
+        Box::pin(async move {
+            let asked_at = Instant::now();
+            let mut found = self.inner.read_lanes(read).await?;
+            let took_ms = i64::try_from(asked_at.elapsed().as_millis()).unwrap_or(i64::MAX);
+            for part in &read.parts {
+                let of_part = found.rows.iter().filter(|row| row.lane == part.lease.lane);
+                let ids: Vec<_> =
+                    of_part.filter_map(|row| Some(row.row.as_ref().ok()?.event.id().to_string())).collect();
+                if !ids.is_empty() {
+                    self.recorder.record(What::Claimed { lease: name(part.lease), ids, took_ms });
+                }
+            }
+            if self.sabotage == Some(Sabotage::ReadBackwards) {
+                read_backwards(&mut found);
+            }
+            Ok(found)
+        })
+    }
+
+    fn settle_in_lanes<'a>(
+        &'a self,
+        owner: &'a str,
+        settlements: &'a [LaneSettlement],
+    ) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
+        Box::pin(async move {
+            let settled = self.inner.settle_in_lanes(owner, settlements).await?;
+            self.recorder.record_all(settlements.iter().zip(&settled).map(|(settlement, settled)| What::Settled {
+                id: settlement.id.to_string(),
+                lease: name(settlement.lease),
+                action: verb(&settlement.action).to_owned(),
+                applied: *settled == Settled::Applied,
+            }));
+            Ok(settled)
+        })
+    }
+
+    fn closes_keys(&self) -> bool {
+        self.inner.closes_keys()
+    }
+
+    fn reopened_keys<'a>(
+        &'a self,
+        owner: &'a str,
+        leases: &'a [LaneLease],
+        limit: usize,
+    ) -> BoxFuture<'a, Result<Vec<ClosedKey>, Error>> {
+        self.inner.reopened_keys(owner, leases, limit)
+    }
+
+    fn forget_keys<'a>(&'a self, owner: &'a str, keys: &'a [(LaneLease, Key)]) -> BoxFuture<'a, Result<(), Error>> {
+        self.inner.forget_keys(owner, keys)
+    }
+}
+
+/// A lease of a lane, as a history has it.
+fn name(lease: LaneLease) -> String {
+    format!("lane {}/{}", lease.lane.0, lease.epoch)
+}
+
+/// The sabotaged read: of each lane the rows change places, the first with the last, and so on, and say nothing of it.
+fn read_backwards(found: &mut LaneRows) {
+    for rows in found.rows.chunk_by_mut(|one, other| one.lane == other.lane) {
+        let numbers: Vec<_> = rows.iter().map(|row| row.seq).collect();
+        rows.reverse();
+        for (row, number) in rows.iter_mut().zip(numbers) {
+            row.seq = number;
+        }
+    }
+}
+
+fn verb(action: &Action) -> &'static str {
+    match action {
         Action::Done => "done",
         Action::Retry { .. } => "retry",
         Action::Defer { .. } => "defer",
         Action::Dead { .. } => "dead",
         Action::Release => "release",
-    };
+    }
+}
+
+fn note((settlement, settled): (&Settlement, &Settled)) -> What {
     What::Settled {
         id: settlement.id.to_string(),
         lease: settlement.lease.as_str().to_owned(),
-        action: action.to_owned(),
+        action: verb(&settlement.action).to_owned(),
         applied: *settled == Settled::Applied,
     }
 }

@@ -101,7 +101,7 @@ impl<D: Database> World<D> {
     ) -> anyhow::Result<Self> {
         let Ground { server, disk, url: direct_url, .. } = ground;
         let store = D::open(&direct_url, None).await.context("opening the database")?;
-        store.set_up(KEYS).await.context("creating the tables")?;
+        store.set_up(KEYS, plan.ordered).await.context("creating the tables")?;
         let (to_database, url) = match &server {
             Some(server) => {
                 let proxy = Proxy::start(server.addr()).await?;
@@ -333,6 +333,7 @@ impl Cast<'_> {
             writers: 4,
             rate: self.plan.rate / self.plan.producers as f64,
             clock_ahead: 0,
+            ordered: self.plan.ordered,
             sabotage: self.plan.sabotage,
         }
     }
@@ -347,7 +348,9 @@ impl Cast<'_> {
     /// Every other producer leaves the delivery to the relays.
     fn producer(&self, number: usize) -> anyhow::Result<Mutex<Member>> {
         let config = self.config(Role::Producer, format!("producer-{number}"));
-        self.member(Config { hot: number % 2 == 1, ..config })
+        // Where there is one lane, who delivers beside writing would take it from those who only deliver.
+        let leaves_lanes = self.plan.ordered && self.plan.database == Kind::Sqlite;
+        self.member(Config { hot: number % 2 == 1 && !leaves_lanes, ..config })
     }
 
     /// The last relay makes do with one connection.

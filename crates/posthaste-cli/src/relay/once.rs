@@ -1,13 +1,17 @@
 //! `posthaste relay --once`: delivers what is due, and ends.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use posthaste::event::EventId;
 use posthaste::poller::{ClaimHandler, Poller};
-use posthaste::store::{BoxFuture, Claim, Claimed, Error, Lease, RelayStore, Settled, Settlement};
-use posthaste::{Closed, Dispatcher, Registry};
+use posthaste::store::{
+    AdminStore, BoxFuture, Claim, Claimed, Cursor, Error, Filter, Key, Lease, Page, RelayStore, Settled, Settlement,
+    Store,
+};
+use posthaste::{Closed, Dispatcher, Event, Outbox, Registry, Timestamp};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -20,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often it is looked whether what is in hand has ended.
 const LOOK: Duration = Duration::from_millis(2);
+
+/// How often it is looked whether something can go on, where the table has to be asked.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// How long to wait after the database could not be asked.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -43,6 +50,71 @@ pub(super) async fn drain(
         signal = signals.next() => info!(signal, in_hand = dispatcher.in_flight(), "ending"),
     }
     Ok(until_second(signals, dispatcher.close(), || dispatcher.close_now()).await)
+}
+
+/// The same in order: rows are owned by lanes, so nothing is claimed. It is over when nothing is in hand, and everything that is
+/// pending is put off, parked, or behind such an event. What is in lanes of other relays is waited for.
+pub(super) async fn drain_in_order<S: Store>(
+    store: S,
+    registry: Registry,
+    settings: &Settings,
+    signals: &mut Signals,
+) -> Result<Closed, Failed> {
+    let outbox = super::outbox(store, registry, settings).start().await;
+    let outbox = outbox.map_err(|error| Failed::new(Status::CouldNotRun, error))?;
+    tokio::select! {
+        () = until_nothing_can_go_on(&outbox, settings) => info!("nothing more is due"),
+        signal = signals.next() => info!(signal, in_hand = outbox.in_flight(), "ending"),
+    }
+    Ok(until_second(signals, outbox.shutdown(), || outbox.shutdown_now()).await)
+}
+
+async fn until_nothing_can_go_on<S: Store>(outbox: &Outbox<S>, settings: &Settings) {
+    loop {
+        while outbox.in_flight() > 0 {
+            sleep(LOOK).await;
+        }
+        match can_go_on(outbox.admin(), settings).await {
+            // What is in hand by now was seen as pending.
+            Ok(false) if outbox.in_flight() == 0 => return,
+            Ok(_) => sleep(LOOK_AGAIN).await,
+            Err(error) => {
+                warn!(error = crate::text(&error.error), "the database could not be asked; trying again");
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Whether some event is due, or will be in a moment, and waits for no other that is not.
+async fn can_go_on(store: &dyn AdminStore, settings: &Settings) -> Result<bool, Failed> {
+    let soon = Timestamp::now() + PATIENCE;
+    let mut waiting: HashSet<Key> = store
+        .closed_keys(usize::MAX)
+        .await?
+        .into_iter()
+        .filter(|closed| !closed.reopened)
+        .map(|closed| closed.key)
+        .collect();
+    let pending = Filter { statuses: vec![posthaste::Status::New, posthaste::Status::Retry], ..Filter::default() };
+    let mut page = Page { limit: 500, ..Page::default() };
+    loop {
+        let records = store.list(&pending, &page).await?;
+        let Some(last) = records.last() else { return Ok(false) };
+        page.after = Some(Cursor::from(last));
+        for record in &records {
+            let ordered = |event: &Event| {
+                settings.order.ordered.as_ref().is_some_and(|ordered| ordered.includes(event.aggregate_type()))
+            };
+            let key = record.event.as_ref().ok().filter(|event| ordered(event)).and_then(Key::of);
+            match key {
+                Some(key) if waiting.contains(&key) => {}
+                _ if record.state.available_at <= soon => return Ok(true),
+                Some(key) => drop(waiting.insert(key)),
+                None => {}
+            }
+        }
+    }
 }
 
 /// Claims until there is nothing to claim and nothing in hand. Says how many rows were claimed.

@@ -20,7 +20,11 @@ pub(crate) fn registry(
 ) -> Result<Registry, Failed> {
     let mut listeners = Vec::with_capacity(settings.routes.len() + 1);
     for (place, route) in settings.routes.iter().enumerate() {
-        listeners.push(listener(route, settings, connected, meters)?.held_by(holds.of(place, route)));
+        let listener = listener(route, settings, connected, meters)?.held_by(holds.of(place, route));
+        listeners.push(match route.on_dead {
+            Some(policy) => listener.on_dead(policy.into()),
+            None => listener,
+        });
     }
     let nowhere = listeners.len();
     listeners.push(Nowhere.into());

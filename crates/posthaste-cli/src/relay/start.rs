@@ -19,8 +19,8 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// How often it is said that something is still away.
 const REMIND: Duration = Duration::from_secs(30);
 
-/// Connects to the database, when it is there, and checks its table.
-pub(super) async fn database(settings: &settings::Database) -> Result<Database, Failed> {
+/// Connects to the database, when it is there, and checks its table, and whether it is prepared if there is order.
+pub(super) async fn database(settings: &settings::Database, in_order: bool) -> Result<Database, Failed> {
     let shown = settings::shown(&settings.url);
     let mut waiting = Waiting::new();
     let database = loop {
@@ -33,7 +33,11 @@ pub(super) async fn database(settings: &settings::Database) -> Result<Database, 
         }
     };
     loop {
-        match database.check_schema(settings).await {
+        let checked = match database.check_schema(settings).await {
+            Ok(()) if in_order => check_lanes(&database, settings).await,
+            checked => checked,
+        };
+        match checked {
             Ok(()) => break,
             Err(error) if error.is_transient() => waiting.for_a_while(&format!("the database {shown}"), &error).await,
             Err(error) => return Err(error.into()),
@@ -54,6 +58,20 @@ pub(super) async fn holds(holds: &Holds, database: &Database) -> Result<(), Fail
     }
     waiting.over("the table of pauses");
     Ok(())
+}
+
+/// Prepares the table for order if the settings say so, and checks that it is.
+async fn check_lanes(database: &Database, settings: &settings::Database) -> Result<(), store::Error> {
+    if settings.migrate {
+        return database.prepare_lanes().await;
+    }
+    match database.count_lanes().await {
+        Err(store::Error::Schema { table, .. }) => Err(store::Error::Schema {
+            table,
+            reason: "it is not prepared for order, for which it takes migrate up --lanes".to_owned(),
+        }),
+        checked => checked,
+    }
 }
 
 /// Waits until every destination has answered, but for those that are said to come later.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::destination::{self, Destination};
 use super::fault::Fault;
+use super::order::{Policy, without_order};
 use super::value::{Kind, Value};
 
 /// Which events go to which destinations, and how.
@@ -22,6 +23,8 @@ pub(crate) struct Route {
     pub(crate) retry: RetryPolicy,
     pub(crate) concurrency: Option<usize>,
     pub(crate) rate: Option<Rate>,
+    /// Instead of that of the relay.
+    pub(crate) on_dead: Option<Policy>,
     /// Instead of that of the destinations.
     pub(crate) envelope: Option<Envelope>,
     matching: Match,
@@ -45,6 +48,7 @@ struct Given {
     retry: Option<Retry>,
     concurrency: Option<usize>,
     rate: Option<Rate>,
+    on_dead: Option<Policy>,
 }
 
 /// What an event must have. What is not said fits every event.
@@ -207,11 +211,12 @@ impl Rate {
     }
 }
 
-/// All routes. Without any, everything goes to the only destination.
+/// All routes. Without any, everything goes to the only destination. What the relay says counts for those that do not: when to
+/// try again, and whether there is order.
 pub(super) fn all(
     given: Option<&Value>,
     destinations: &[Destination],
-    retry: &RetryPolicy,
+    (retry, in_order): (&RetryPolicy, bool),
     faults: &mut Vec<Fault>,
 ) -> Vec<Route> {
     let Some(given) = given else {
@@ -225,6 +230,7 @@ pub(super) fn all(
             retry: retry.clone(),
             concurrency: None,
             rate: None,
+            on_dead: None,
             envelope: None,
             matching: Match::default(),
         };
@@ -237,7 +243,7 @@ pub(super) fn all(
     let mut routes: Vec<Route> = Vec::new();
     for (place, value) in (1..).zip(list) {
         let field = format!("route[{place}]");
-        match Route::of(value, place, &field, destinations, retry) {
+        match Route::of(value, place, &field, destinations, (retry, in_order)) {
             Ok(route) => match routes.iter().find(|other| other.name == route.name) {
                 Some(_) => {
                     let message = format!("another route is called {:?}, too", route.name);
@@ -257,7 +263,7 @@ impl Route {
         place: usize,
         field: &str,
         destinations: &[Destination],
-        retry: &RetryPolicy,
+        (retry, in_order): (&RetryPolicy, bool),
     ) -> Result<Self, Fault> {
         let mut value = value.clone();
         let envelope = match &mut value.kind {
@@ -287,6 +293,9 @@ impl Route {
         if given.concurrency == Some(0) {
             return Err(wrong("concurrency", "must be at least 1".to_owned()));
         }
+        if given.on_dead.is_some() && !in_order {
+            return Err(without_order(&origin("on_dead"), &format!("{field}.on_dead")));
+        }
         let retry = given.retry.map_or(Ok(retry.clone()), |given| given.policy(retry));
         Ok(Self {
             name: given.name.unwrap_or_else(|| format!("route {place}")),
@@ -294,6 +303,7 @@ impl Route {
             retry: retry.map_err(|message| wrong("retry", message.to_owned()))?,
             concurrency: given.concurrency,
             rate: given.rate,
+            on_dead: given.on_dead,
             envelope,
             matching: given.matching,
         })

@@ -6,6 +6,7 @@ mod config;
 mod demo;
 mod doctor;
 mod help;
+mod keys;
 mod languages;
 mod operations;
 mod operator;

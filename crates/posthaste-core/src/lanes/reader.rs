@@ -60,6 +60,10 @@ struct Reading {
     /// How many numbers there were to a row of the last read, where lanes had more than it brought.
     numbers_per_row: Option<i64>,
     sweep_at: Instant,
+    /// Whether there are lanes that were not there before.
+    gained: bool,
+    /// Whether somebody has said that rows have become due that were there before: they are not waited for.
+    look_everywhere: bool,
     /// Keys that an operator has let go on, and that the store may not have forgotten yet.
     reopening: Vec<(LaneLease, Key)>,
 }
@@ -79,11 +83,14 @@ impl Reader {
             row_bytes: 0,
             numbers_per_row: None,
             sweep_at: Instant::now() + SWEEP,
+            gained: false,
+            look_everywhere: false,
             reopening: Vec::new(),
         };
         let mut failures = 0;
         while !stop.is_cancelled() {
             self.wake.reset();
+            reading.look_everywhere |= self.wake.take_everywhere();
             let round = tokio::select! {
                 biased;
                 round = self.round(&mut reading) => round,
@@ -123,7 +130,10 @@ impl Reader {
         let leases = self.keys.to_read();
         reading.cursors.retain(|_, cursor| leases.contains(&cursor.lease));
         for lease in &leases {
-            reading.cursors.entry(lease.lane).or_insert_with(|| Cursor::new(*lease));
+            reading.cursors.entry(lease.lane).or_insert_with(|| {
+                reading.gained = true;
+                Cursor::new(*lease)
+            });
         }
         reading.reopening.retain(|(lease, _)| leases.contains(lease));
         if leases.is_empty() {
@@ -157,6 +167,11 @@ impl Reader {
             return Ok(self.wait_for_room());
         }
         self.read_forward(reading, room()).await?;
+        if reading.gained {
+            // Whoever had them before may not have heard of what an operator has decided.
+            self.reopen(reading).await?;
+            reading.gained = false;
+        }
         let sweeps_in = self.sweep(reading).await?;
         if reading.cursors.values().any(|cursor| cursor.has_more) || self.keys.behind() > 0 {
             return Ok(if room() >= self.batch.min(most) { Then::Again } else { self.wait_for_room() });
@@ -251,13 +266,18 @@ impl Reader {
     /// how long it goes on.
     async fn sweep(&self, reading: &mut Reading) -> Result<Duration, Error> {
         let now = Instant::now();
-        if now < reading.sweep_at {
+        let sweeping = if reading.look_everywhere {
+            // What was swept already is swept again.
+            false
+        } else if now < reading.sweep_at {
             return Ok(reading.sweep_at - now);
-        }
-        let sweeping = reading.cursors.values().any(|cursor| cursor.sweep().is_some());
+        } else {
+            reading.cursors.values().any(|cursor| cursor.sweep().is_some())
+        };
         if !sweeping {
             reading.cursors.values_mut().for_each(Cursor::begin_sweep);
             self.reopen(reading).await?;
+            reading.look_everywhere = false;
         }
         let part = |cursor: &Cursor| {
             let (after, until) = cursor.sweep()?;

@@ -151,6 +151,12 @@ impl AnyListener {
         self.on_dead
     }
 
+    /// The same listener with another policy for that.
+    pub fn on_dead(mut self, policy: OnDead) -> Self {
+        self.on_dead = Some(policy);
+        self
+    }
+
     /// How many events of one aggregate it takes at once, where they are delivered in order.
     pub(crate) fn most_of_one_key(&self) -> usize {
         match self.of_one_key {

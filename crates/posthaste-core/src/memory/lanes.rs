@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::event::Event;
-use crate::store::{Lane, LaneLease, RelayOfLanes, Renewed};
+use crate::order::Ordered;
+use crate::store::{Lane, LaneHolders, LaneLease, RelayHere, RelayOfLanes, Renewed};
 use crate::time::Timestamp;
 
 /// How many lanes there are. A power of two.
@@ -83,6 +84,20 @@ impl Lanes {
             relay.settings.clear();
         }
         others
+    }
+
+    pub(super) fn holders(&self, now: Timestamp) -> LaneHolders {
+        let here = self.relays.iter().filter(|(_, relay)| relay.until > now);
+        LaneHolders {
+            now,
+            lanes: (0..).map(Lane).zip(&self.lanes).map(|(number, lane)| (number, lane.owner.clone())).collect(),
+            relays: here
+                .map(|(owner, relay)| RelayHere {
+                    owner: owner.clone(),
+                    ordered: Ordered::of_settings(&relay.settings),
+                })
+                .collect(),
+        }
     }
 
     pub(super) fn give_back(&mut self, owner: &str, leases: &[LaneLease]) {

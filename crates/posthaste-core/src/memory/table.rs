@@ -10,7 +10,7 @@ use crate::event::{Availability, Event, EventId};
 use crate::store::{
     Action, Claim, Claimed, ClaimedRow, ClosedKey, Counts, Error, Filter, Key, Lane, LaneLease, LaneRow, LaneRows,
     LaneSettlement, Lease, Malformed, MalformedInLane, NewRow, Order, Page, Purge, ReadLane, ReadLanes, Record,
-    Redrive, RowState, Settled, Settlement, Status, cut_error,
+    Redrive, RowState, Settled, Settlement, Stall, StalledKey, Status, cut_error,
 };
 use crate::time::Timestamp;
 
@@ -253,6 +253,42 @@ impl Table {
         closed.sort_by_key(|closed| closed.since);
         closed.truncate(limit);
         closed
+    }
+
+    pub(super) fn stalled_keys(&self, limit: usize) -> Vec<StalledKey> {
+        let mut pending: BTreeMap<Key, (i64, u64)> = BTreeMap::new();
+        for (seq, row) in self.rows.iter().filter(|(_, row)| row.is_pending()) {
+            if let Some(key) = row.key() {
+                pending.entry(key).or_insert((*seq, 0)).1 += 1;
+            }
+        }
+        let parked = self.closed_keys(limit).into_iter().map(|closed| StalledKey {
+            waiting: pending.get(&closed.key).map_or(0, |(_, count)| *count),
+            stall: if closed.reopened { Stall::Reopened } else { Stall::Parked },
+            key: closed.key,
+            head_seq: closed.head_seq,
+            head_id: closed.head_id,
+            since: closed.since,
+            retry_at: None,
+            reason: closed.reason,
+        });
+        let blocked =
+            pending.iter().filter(|(key, _)| !self.closed.contains_key(key)).filter_map(|(key, (seq, count))| {
+                let head = self.rows.get(seq).filter(|row| row.status == Status::Retry)?;
+                Some(StalledKey {
+                    key: key.clone(),
+                    stall: Stall::Blocked,
+                    head_seq: *seq,
+                    head_id: head.event.id().clone(),
+                    since: head.created_at,
+                    retry_at: Some(head.available_at),
+                    reason: head.last_error.clone(),
+                    waiting: count - 1,
+                })
+            });
+        let mut blocked: Vec<_> = blocked.collect();
+        blocked.sort_by_key(|key| key.head_seq);
+        parked.chain(blocked).take(limit).collect()
     }
 
     pub(super) fn reopened_keys(&self, owner: &str, leases: &[LaneLease], limit: usize) -> Vec<ClosedKey> {

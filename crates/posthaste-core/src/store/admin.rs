@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BoxFuture, ClosedKey, Error, Key, Pause, Paused, RowState, Status};
+use super::{BoxFuture, ClosedKey, Error, Key, LaneHolders, Pause, Paused, RowState, StalledKey, Status};
 use crate::event::{Event, EventId};
 use crate::time::Timestamp;
 
@@ -191,6 +191,18 @@ pub trait AdminStore: Send + Sync + 'static {
     /// Keys of which nothing is delivered until somebody decides, those that wait for longest first. Default: none.
     fn closed_keys(&self, _limit: usize) -> BoxFuture<'_, Result<Vec<ClosedKey>, Error>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// Keys whose events wait for a head that has failed: first those that are parked, then those whose head is tried again, each
+    /// in the order since when. Looks at everything that is pending. What is not delivered in order waits for nothing, and is
+    /// among the latter all the same: [`LaneHolders::orders`] tells. Nothing where rows are not owned by lanes. Default: none.
+    fn stalled_keys(&self, _limit: usize) -> BoxFuture<'_, Result<Vec<StalledKey>, Error>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// Who has the lanes, and which relays are there; nothing where rows are not owned by lanes. Default: nothing.
+    fn lane_holders(&self) -> BoxFuture<'_, Result<Option<LaneHolders>, Error>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     /// Lets a closed key go on with the event that is to blame, which is redriven. Says whether the key was closed. To redrive

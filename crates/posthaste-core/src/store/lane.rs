@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Action, BoxFuture, ClaimedRow, Error, Malformed, Settled};
 use crate::event::{Event, EventId};
+use crate::order::Ordered;
 use crate::time::Timestamp;
 
 /// The number of a lane: a part of all keys, by hash. They count from zero.
@@ -165,6 +166,74 @@ impl fmt::Display for RelayOfLanes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (in order: {})", self.owner, self.settings)
     }
+}
+
+/// A key whose events wait for its head, as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StalledKey {
+    /// The key.
+    pub key: Key,
+    /// Why they wait.
+    pub stall: Stall,
+    /// The number of the event that they wait for.
+    pub head_seq: i64,
+    /// Its id.
+    pub head_id: EventId,
+    /// Since when: of a key that is parked, since its head is DEAD; of one that is blocked, since its head was inserted.
+    pub since: Timestamp,
+    /// When the head is tried again, of a key that is blocked.
+    pub retry_at: Option<Timestamp>,
+    /// The last error of the head.
+    pub reason: Option<String>,
+    /// How many events are pending behind it.
+    pub waiting: u64,
+}
+
+/// Why the events of a key wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stall {
+    /// The head is DEAD, and an operator is to decide. See [`AdminStore::release_key`](super::AdminStore::release_key).
+    Parked,
+    /// An operator has let the key go on, and the relay that has the lane is yet to hear of it.
+    Reopened,
+    /// The head has failed, and is tried again.
+    Blocked,
+}
+
+/// Who has the lanes, and who is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneHolders {
+    /// The moment, by the clock that leases run out by.
+    pub now: Timestamp,
+    /// Every lane, by its number, with who leased it last and until when, unless it was given back.
+    pub lanes: Vec<(Lane, Option<(String, Timestamp)>)>,
+    /// The relays that are there, by name.
+    pub relays: Vec<RelayHere>,
+}
+
+impl LaneHolders {
+    /// Who has a lane at that moment, and until when.
+    pub fn of(&self, lane: Lane) -> Option<(&str, Timestamp)> {
+        let (_, holder) = self.lanes.iter().find(|(number, _)| *number == lane)?;
+        holder.as_ref().filter(|(_, until)| *until >= self.now).map(|(owner, until)| (&**owner, *until))
+    }
+
+    /// Whether events of aggregates of this type are delivered in order, as those relays say that are there; nothing if none
+    /// says so, or not all say the same.
+    pub fn orders(&self, aggregate_type: &str) -> Option<bool> {
+        let mut said = self.relays.iter().map(|relay| Some(relay.ordered.as_ref()?.includes(aggregate_type)));
+        let first = said.next()??;
+        said.all(|other| other == Some(first)).then_some(first)
+    }
+}
+
+/// A relay that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelayHere {
+    /// Its name.
+    pub owner: String,
+    /// What it delivers in order, if it has [said](LaneStore::agree) so.
+    pub ordered: Option<Ordered>,
 }
 
 /// What a renewal says.

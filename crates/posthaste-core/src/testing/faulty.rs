@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use super::{Gate, within};
 use crate::event::EventId;
 use crate::store::{
-    AdminStore, BoxFuture, Claim, Claimed, CommitError, Counts, Error, Filter, Lease, Maintained, NewRow, Page, Purge,
-    Record, Redrive, RelayStore, Settled, Settlement, WriteStore,
+    AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, LaneHolders, Lease,
+    Maintained, NewRow, Page, Purge, Record, Redrive, RelayStore, Settled, Settlement, StalledKey, WriteStore,
 };
 
 /// A store around another, whose calls fail or wait when [`Faults`] says so.
@@ -370,5 +370,25 @@ impl<S: AdminStore> AdminStore for Faulty<S> {
 
     fn maintain<'a>(&'a self, kept: &'a Purge) -> BoxFuture<'a, Result<Maintained, Error>> {
         self.inner.maintain(kept)
+    }
+
+    fn closed_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<ClosedKey>, Error>> {
+        self.inner.closed_keys(limit)
+    }
+
+    fn stalled_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<StalledKey>, Error>> {
+        self.inner.stalled_keys(limit)
+    }
+
+    fn lane_holders(&self) -> BoxFuture<'_, Result<Option<LaneHolders>, Error>> {
+        self.inner.lane_holders()
+    }
+
+    fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        self.inner.release_key(key)
+    }
+
+    fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+        self.inner.skip_head(key)
     }
 }

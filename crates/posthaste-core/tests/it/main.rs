@@ -10,6 +10,7 @@ mod gate;
 mod instrument;
 mod lanes;
 mod listeners;
+mod order;
 mod properties;
 mod retention;
 mod sim;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Maintained, Order, Page, Pause, Paused,
-    Purge, Record, Redrive, Status,
+    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, LaneHolders, Maintained, Order, Page, Pause,
+    Paused, Purge, Record, Redrive, StalledKey, Status,
 };
 use sqlx::postgres::Postgres;
 use sqlx::{QueryBuilder, SqlStr};
@@ -84,6 +84,14 @@ impl AdminStore for PgStore {
         Box::pin(self.list_closed_keys(limit))
     }
 
+    fn stalled_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<StalledKey>, Error>> {
+        Box::pin(self.list_stalled_keys(limit))
+    }
+
+    fn lane_holders(&self) -> BoxFuture<'_, Result<Option<LaneHolders>, Error>> {
+        Box::pin(self.list_lane_holders())
+    }
+
     fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(self.reopen(key, true))
     }
@@ -134,16 +142,21 @@ impl PgStore {
 
     /// Carries out a statement about DEAD rows. Closed keys whose heads are among them go on.
     async fn change_dead(&self, statement: &SqlStr, wanted: &Redrive) -> Result<u64, Error> {
-        if !self.has_keys().await? {
-            return self.retrying(|| self.run(dead_query("", statement, wanted))).await;
-        }
-        let (before, after) = sql::lanes::AROUND_DEAD;
-        let query = || {
-            let mut query = dead_query(before, statement, wanted);
-            query.push(DIALECT.fill(after, self.table()));
-            query
+        let changed = if self.has_keys().await? {
+            let (before, after) = sql::lanes::AROUND_DEAD;
+            let query = || {
+                let mut query = dead_query(before, statement, wanted);
+                query.push(DIALECT.fill(after, self.table()));
+                query
+            };
+            self.retrying(|| self.count(query())).await?
+        } else {
+            self.retrying(|| self.run(dead_query("", statement, wanted))).await?
         };
-        self.retrying(|| self.count(query())).await
+        if changed > 0 {
+            self.tell_of_old_rows().await;
+        }
+        Ok(changed)
     }
 
     fn purgeable(&self, purge: &Purge) -> Vec<Purgeable> {

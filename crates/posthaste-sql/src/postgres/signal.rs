@@ -9,6 +9,7 @@ use sqlx::postgres::{PgListener, PgPoolOptions};
 use tokio::time::timeout;
 
 use super::PgStore;
+use super::sql::EVERYWHERE;
 
 /// For a signal on a connection that may have died.
 const AT_ONCE: Duration = Duration::from_millis(250);
@@ -46,6 +47,18 @@ impl Signal for PgStore {
 }
 
 impl PgStore {
+    /// Tells relays that rows have become due that were there before, where they listen. What is not told they find by themselves,
+    /// some seconds later.
+    pub(super) async fn tell_of_old_rows(&self) {
+        if !self.wake_ups {
+            return;
+        }
+        let notify = sqlx::query(self.sql.notify_everywhere.clone()).bind(EVERYWHERE);
+        if let Err(error) = notify.execute(&self.pool).await {
+            tracing::debug!(%error, "relays were not told");
+        }
+    }
+
     async fn listen_until_error(&self, wake: &Wake) -> sqlx::Error {
         match self.try_listen(wake).await {
             Ok(()) => std::io::Error::from(std::io::ErrorKind::ConnectionReset).into(),
@@ -60,15 +73,16 @@ impl PgStore {
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.eager_reconnect(false);
         listener.listen(&self.sql.channel).await?;
-        wake.now();
+        wake.everywhere();
         loop {
             match timeout(QUIET, listener.try_recv()).await {
                 Ok(received) => {
-                    if received?.is_none() {
-                        return Ok(());
+                    let Some(first) = received? else { return Ok(()) };
+                    let mut everywhere = first.payload() == EVERYWHERE;
+                    while let Some(next) = listener.next_buffered() {
+                        everywhere |= next.payload() == EVERYWHERE;
                     }
-                    while listener.next_buffered().is_some() {}
-                    wake.now();
+                    if everywhere { wake.everywhere() } else { wake.now() }
                 }
                 Err(_) => {
                     let answer = timeout(QUIET, sqlx::raw_sql("SELECT").execute(&mut listener)).await;

@@ -407,6 +407,13 @@ pub(super) const LOCK_MIGRATION: &str = "SELECT pg_advisory_xact_lock(8101821198
 pub(super) const NOTIFY: &str =
     "SELECT set_config('synchronous_commit', 'off', true), pg_notify('posthaste_{name}', '')";
 
+/// The same for rows that were there before, with [`EVERYWHERE`].
+pub(super) const NOTIFY_EVERYWHERE: &str =
+    "SELECT set_config('synchronous_commit', 'off', true), pg_notify('posthaste_{name}', $1)";
+
+/// What a notice says of rows that were there before. Older releases look at what is new, whatever a notice says.
+pub(super) const EVERYWHERE: &str = "everywhere";
+
 /// The channel of the notices. Without the schema, so that it does not matter who names it and who does not.
 pub(super) const CHANNEL: &str = "posthaste_{name}";
 

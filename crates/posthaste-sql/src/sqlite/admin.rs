@@ -2,8 +2,8 @@
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
-    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, Order, Page, Pause, Paused, Purge, Record,
-    Redrive, Status,
+    AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, LaneHolders, Order, Page, Pause, Paused,
+    Purge, Record, Redrive, StalledKey, Status,
 };
 use sqlx::sqlite::{Sqlite, SqliteArguments};
 use sqlx::{Arguments, QueryBuilder};
@@ -63,6 +63,14 @@ impl AdminStore for SqliteStore {
 
     fn closed_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<ClosedKey>, Error>> {
         Box::pin(self.list_closed_keys(limit))
+    }
+
+    fn stalled_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<StalledKey>, Error>> {
+        Box::pin(self.list_stalled_keys(limit))
+    }
+
+    fn lane_holders(&self) -> BoxFuture<'_, Result<Option<LaneHolders>, Error>> {
+        Box::pin(self.list_lane_holders())
     }
 
     fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {

@@ -131,6 +131,11 @@ impl<'a> Evidence<'a> {
         self.run.is_some_and(|run| run.ordered)
     }
 
+    /// Whether rows were owned by lanes, and had no leases of their own.
+    pub(super) fn lanes(&self) -> bool {
+        self.run.is_some_and(|run| run.lanes)
+    }
+
     /// Whether what the destination received was read from a broker at the end.
     pub(super) fn reads_back(&self) -> bool {
         self.run.is_some_and(Run::reads_back)

@@ -3,8 +3,8 @@
 //! A lease stands in a row at most once and ends with the settlement. So what the database noted can be held against
 //! what the relays say: each settlement that was written must be the one change that ended its lease.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 use super::evidence::{Changed, Claimed, Event, Evidence, Settled, is_final};
 use super::judge::reasons;
@@ -14,12 +14,13 @@ const ROUNDING_MS: i64 = 5;
 
 /// What is wrong with the changes of a row, if anything.
 pub(super) fn crossed(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
-    let mut wrong: Vec<_> = event.changed.iter().filter_map(forbidden).collect();
+    let lanes = evidence.lanes();
+    let mut wrong: Vec<_> = event.changed.iter().filter_map(|changed| forbidden(changed, lanes)).collect();
     wrong.extend(event.changed.iter().filter_map(|changed| early(evidence, changed)));
     let ended = ended(event, &mut wrong);
     // If no change was noted at all, nobody was there to note them, which is a doubt and no proof.
     if evidence.ended && evidence.changes > 0 {
-        wrong.extend(unfounded(event, ended));
+        wrong.extend(if lanes { ended_twice(event) } else { unfounded(event, ended) });
     }
     wrong.extend(shared(event));
     wrong.extend(event.claimed.iter().filter_map(|claimed| late(event, claimed)));
@@ -31,12 +32,18 @@ pub(super) fn lost_leases(event: &Event<'_>) -> u64 {
     event.changed.iter().filter(|changed| is_taken(changed)).count() as u64
 }
 
+/// The same of rows that are owned by lanes: how many times it was read under another lease than before.
+pub(super) fn lost_lanes(event: &Event<'_>) -> u64 {
+    let leases: HashSet<&str> = event.claimed.iter().map(|claimed| claimed.lease).collect();
+    (leases.len() as u64).saturating_sub(1)
+}
+
 fn is_taken(changed: &Changed<'_>) -> bool {
     matches!(changed.lease, [Some(held), Some(next)] if held != next)
 }
 
 /// A change that is wrong by itself.
-fn forbidden(changed: &Changed<'_>) -> Option<String> {
+fn forbidden(changed: &Changed<'_>, lanes: bool) -> Option<String> {
     let [before, after] = changed.status;
     let became = || format!("it went from {} to {}", before.to_uppercase(), after.to_uppercase());
     match changed.lease {
@@ -44,6 +51,7 @@ fn forbidden(changed: &Changed<'_>) -> Option<String> {
             Some(format!("its lease was changed after {}", before.to_uppercase()))
         }
         _ if is_final(before) => Some(became()),
+        [None, None] if lanes => None,
         [None, _] if before != after => Some(format!("{} without a lease", became())),
         [Some(_), Some(_)] if before != after => Some(format!("{} and was leased all the same", became())),
         _ => None,
@@ -94,6 +102,13 @@ fn unfounded(event: &Event<'_>, mut ended: HashMap<&str, &Changed<'_>>) -> Vec<S
         }
     }
     wrong
+}
+
+/// Of rows that are owned by lanes, which have no leases of their own: more than one settlement that was the last.
+fn ended_twice(event: &Event<'_>) -> Vec<String> {
+    let last = event.settled.iter().filter(|settled| settled.applied && is_final(settled.action));
+    let last: Vec<_> = last.map(|settled| format!("{} under {}", settled.action, settled.lease)).collect();
+    if last.len() > 1 { vec![format!("it was ended more than once: {}", last.join(", "))] } else { Vec::new() }
 }
 
 /// Whether a settlement leads to that change.

@@ -277,7 +277,7 @@ pub(super) fn totals(evidence: &Evidence<'_>) -> Totals {
         totals.dead += u64::from(event.is("dead"));
         totals.malformed += u64::from(event.malformed);
         totals.pending += u64::from(event.is_pending());
-        totals.lost_leases += fence::lost_leases(event);
+        totals.lost_leases += if evidence.lanes() { fence::lost_lanes(event) } else { fence::lost_leases(event) };
         totals.allowed += repeats::explained(evidence, event);
     }
     totals

@@ -42,6 +42,7 @@ impl Planted {
             lease_ms: 600,
             attempts: 2,
             ordered: true,
+            lanes: false,
         };
         self.add(0, "runner", What::Run(run));
         for (pid, who) in [(10, "sink"), (11, "producer-1"), (12, "relay-1"), (13, "relay-2")] {

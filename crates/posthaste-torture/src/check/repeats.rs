@@ -6,6 +6,8 @@
 //! - The answer of the sink or the broker was lost, and the process put the event off.
 //! - The process was ending, could not write the outcome in time, and gave the event back.
 //! - The server crashed, and the lease was gone afterwards, because claims do not wait for the disk.
+//!
+//! Of rows that are owned by lanes it is once under each read of them.
 
 use std::collections::HashMap;
 
@@ -24,9 +26,18 @@ pub(super) fn explained(evidence: &Evidence<'_>, event: &Event<'_>) -> u64 {
     if event.repeats() == 0 || evidence.faults.iter().all(|fault| fault.broken == 0) {
         return 0;
     }
+    if evidence.lanes() {
+        return event.repeats().min(event.answers_lost + held_again(event));
+    }
     let reasons =
         fence::lost_leases(event) + event.answers_lost + given_back(evidence, event) + taken_back(evidence, event);
     event.repeats().min(reasons)
+}
+
+/// How many times a row was read from its lane once more: by the next who had the lane, or by the same after a settlement that
+/// failed, of which nobody knows whether it was carried out. What is in hand is not read.
+fn held_again(event: &Event<'_>) -> u64 {
+    (event.claimed.len() as u64).saturating_sub(1)
 }
 
 /// Leases that a relay was told it had, right before the server crashed, and of whose end the database knows nothing: after

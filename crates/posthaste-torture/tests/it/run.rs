@@ -65,6 +65,26 @@ async fn an_honest_build_is_valid_on_mariadb() {
 }
 
 #[tokio::test]
+async fn an_honest_build_keeps_the_order_on_postgres() {
+    let database = "database-crash,connections-cut,commit-reply-lost,table-lock,long-transaction,relay-stop";
+    is_valid(&format!("--ordered --database postgres --seconds 12 --seed 10 {PROCESSES},{database}")).await;
+}
+
+#[tokio::test]
+async fn an_honest_build_keeps_the_order_on_sqlite() {
+    is_valid(&format!("--ordered --database sqlite --seconds 8 --seed 11 {PROCESSES},table-lock")).await;
+}
+
+#[tokio::test]
+async fn to_deliver_in_the_wrong_order_is_caught() {
+    is_caught(
+        &["order"],
+        "--ordered --sabotage read-backwards --workload contended --faults sink-slow --seconds 5 --seed 12",
+    )
+    .await;
+}
+
+#[tokio::test]
 async fn without_faults_nothing_comes_twice() {
     is_valid("--database sqlite --seconds 3 --seed 4 --no-faults").await;
 }

@@ -1,6 +1,6 @@
 //! Keys of which nothing is delivered until somebody decides.
 
-use posthaste_core::store::{ClosedKey, Key, LaneLease};
+use posthaste_core::store::{ClosedKey, Key, LaneHolders, LaneLease, StalledKey};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 use sqlx::{Row, SqlStr};
@@ -9,7 +9,7 @@ use super::super::MySqlStore;
 use super::super::sql::DIALECT;
 use super::super::sql::lanes as sql;
 use crate::admin::limit;
-use crate::lanes::lane;
+use crate::lanes::{Holder, blocked, holders, lane, parked};
 
 impl MySqlStore {
     fn key_statement(&self, template: &str) -> SqlStr {
@@ -62,6 +62,41 @@ impl MySqlStore {
         }
         let query = sqlx::query(self.key_statement(sql::CLOSED)).bind(limit(most));
         query.fetch_all(&mut *connection).await?.iter().map(closed_key).collect()
+    }
+
+    pub(in super::super) async fn try_stalled_keys(&self, most: usize) -> Result<Vec<StalledKey>, sqlx::Error> {
+        let mut connection = self.pool.acquire().await?;
+        if !self.has_keys(&mut connection).await? {
+            return Ok(Vec::new());
+        }
+        let query = sqlx::query(self.key_statement(sql::PARKED)).bind(limit(most));
+        let rows = query.fetch_all(&mut *connection).await?;
+        let parked = rows.iter().map(|row| Ok(parked((closed_key(row)?, row.try_get(8)?))));
+        let mut stalled = parked.collect::<Result<Vec<_>, sqlx::Error>>()?;
+        let query = sqlx::query(self.key_statement(sql::BLOCKED)).bind(limit(most - stalled.len()));
+        for row in query.fetch_all(&mut *connection).await? {
+            let text = |at| row.try_get::<&str, _>(at).map(Box::from);
+            let key = Key { aggregate_type: text(0)?, aggregate_id: text(1)? };
+            let head = (row.try_get(2)?, EventId::from_row(row.try_get::<&str, _>(3)?));
+            let moment = |at| row.try_get(at).map(Timestamp::from_micros);
+            stalled.push(blocked(key, head, [moment(4)?, moment(5)?], row.try_get(6)?, row.try_get(7)?));
+        }
+        Ok(stalled)
+    }
+
+    pub(in super::super) async fn try_lane_holders(&self) -> Result<Option<LaneHolders>, sqlx::Error> {
+        let mut connection = self.pool.acquire().await?;
+        if !self.has_keys(&mut connection).await? {
+            return Ok(None);
+        }
+        type Row = (Option<i64>, Option<String>, Option<i64>, Option<String>, i64);
+        let rows: Vec<Row> = sqlx::query_as(self.key_statement(sql::HOLDERS)).fetch_all(&mut *connection).await?;
+        let now = rows.first().map(|row| Timestamp::from_micros(row.4));
+        let holder = |(lane, owner, until, settings, _): Row| {
+            let until = until.map(Timestamp::from_micros);
+            Holder { lane, owner, until, settings }
+        };
+        Ok(now.map(|now| holders(now, rows.into_iter().map(holder).collect())))
     }
 
     /// Lets a closed key go on, with its head or behind it, and says whether it was closed.

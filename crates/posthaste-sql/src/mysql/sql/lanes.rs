@@ -220,10 +220,15 @@ pub(in super::super) const CLOSE: &str = concat!(
 /// What an operator sees of a closed key.
 macro_rules! closed_key {
     () => {
+        closed_key!("")
+    };
+    ($more:literal) => {
         concat!(
             "SELECT k.aggregate_type, k.aggregate_id, k.lane, k.head_seq, k.head_id, ",
             micros!("k.since"),
-            ", k.reason, k.state = 1 FROM ",
+            ", k.reason, k.state = 1",
+            $more,
+            " FROM ",
             keys!(),
             " AS k "
         )
@@ -249,6 +254,47 @@ pub(in super::super) const FORGET: &str =
 
 /// Closed keys, those that wait for longest first.
 pub(in super::super) const CLOSED: &str = concat!(closed_key!(), "ORDER BY k.since, k.head_seq LIMIT ?");
+
+/// The same, each with how many events wait behind it.
+pub(in super::super) const PARKED: &str = concat!(
+    closed_key!(
+        ", (SELECT COUNT(*) FROM {table} AS t WHERE t.aggregate_id = k.aggregate_id AND t.status IN (0, 2) \
+         AND COALESCE(t.aggregate_type, '__GLOBAL__') = k.aggregate_type)"
+    ),
+    "ORDER BY k.since, k.head_seq LIMIT ?"
+);
+
+/// Keys whose head has failed and is tried again, but for those that are closed.
+pub(in super::super) const BLOCKED: &str = concat!(
+    "SELECT g.aggregate_type, g.aggregate_id, t.seq, t.event_id, ",
+    micros!("t.created_at"),
+    ", ",
+    micros!("t.available_at"),
+    ", t.last_error, g.pending \
+     FROM (SELECT coalesce(aggregate_type, '__GLOBAL__') AS aggregate_type, aggregate_id, min(seq) AS head, \
+     count(*) AS pending FROM {table} WHERE status IN (0, 2) AND aggregate_id IS NOT NULL \
+     GROUP BY 1, 2 HAVING max(status) = 2) AS g JOIN {table} AS t ON t.seq = g.head AND t.aggregate_id = g.aggregate_id \
+     WHERE t.status = 2 AND NOT EXISTS (SELECT 1 FROM ",
+    keys!(),
+    " AS k WHERE k.aggregate_type = g.aggregate_type AND k.aggregate_id = g.aggregate_id) ORDER BY t.seq LIMIT ?"
+);
+
+/// Who has the lanes, and who is there.
+pub(in super::super) const HOLDERS: &str = concat!(
+    "SELECT lane, owner, IF(owner IS NULL, NULL, ",
+    micros!("until"),
+    "), NULL, ",
+    micros!("UTC_TIMESTAMP(6)"),
+    " FROM ",
+    lanes!(),
+    " UNION ALL SELECT NULL, owner, ",
+    micros!("until"),
+    ", settings, ",
+    micros!("UTC_TIMESTAMP(6)"),
+    " FROM ",
+    relays!(),
+    " WHERE until >= UTC_TIMESTAMP(6)"
+);
 
 /// The head of a closed key, which stays locked.
 pub(in super::super) const HEAD: &str = concat!(

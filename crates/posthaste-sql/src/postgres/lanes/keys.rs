@@ -1,7 +1,7 @@
 //! Keys of which nothing is delivered until somebody decides.
 
 use posthaste_core::EventId;
-use posthaste_core::store::{ClosedKey, Error, Key, LaneLease};
+use posthaste_core::store::{ClosedKey, Error, Key, LaneHolders, LaneLease, StalledKey};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
@@ -11,7 +11,10 @@ use super::super::sql::DIALECT;
 use super::super::sql::lanes as sql;
 use super::columns;
 use crate::admin::limit;
-use crate::lanes::lane;
+use crate::lanes::{Holder, blocked, holders, lane, parked};
+
+/// A lane, or a relay; see [`Holder`]. With the moment.
+type HolderRow = (Option<i64>, Option<String>, Option<Moment>, Option<String>, Moment);
 
 impl PgStore {
     /// Whether keys of this table can be closed: it was prepared for lanes.
@@ -59,6 +62,43 @@ impl PgStore {
         rows.iter().map(closed_key).collect::<Result<_, _>>().map_err(|error| self.fault(error))
     }
 
+    pub(in super::super) async fn list_stalled_keys(&self, most: usize) -> Result<Vec<StalledKey>, Error> {
+        if !self.has_keys().await? {
+            return Ok(Vec::new());
+        }
+        self.retrying(async || {
+            let mut connection = self.acquire().await?;
+            let query = sqlx::query(DIALECT.statement(sql::PARKED, self.table())).bind(limit(most));
+            let rows = query.persistent(false).fetch_all(&mut *connection).await?;
+            let parked = rows.iter().map(|row| Ok(parked((closed_key(row)?, row.try_get(8)?))));
+            let mut stalled = parked.collect::<Result<Vec<_>, sqlx::Error>>()?;
+            let query = sqlx::query(DIALECT.statement(sql::BLOCKED, self.table())).bind(limit(most - stalled.len()));
+            for row in query.persistent(false).fetch_all(&mut *connection).await? {
+                let text = |at| row.try_get::<&str, _>(at).map(Box::from);
+                let key = Key { aggregate_type: text(0)?, aggregate_id: text(1)? };
+                let head = (row.try_get(2)?, EventId::from_row(row.try_get::<&str, _>(3)?));
+                let moment = |at| row.try_get(at).map(|Moment(moment)| moment);
+                stalled.push(blocked(key, head, [moment(4)?, moment(5)?], row.try_get(6)?, row.try_get(7)?));
+            }
+            Ok(stalled)
+        })
+        .await
+    }
+
+    pub(in super::super) async fn list_lane_holders(&self) -> Result<Option<LaneHolders>, Error> {
+        if !self.has_keys().await? {
+            return Ok(None);
+        }
+        let query = sqlx::query_as::<_, HolderRow>(DIALECT.statement(sql::HOLDERS, self.table()));
+        let rows = query.fetch_all(&self.pool).await.map_err(|error| self.fault(error))?;
+        let now = rows.first().map(|row| row.4.0);
+        let holder = |(lane, owner, until, settings, _): HolderRow| {
+            let until = until.map(|Moment(until)| until);
+            Holder { lane, owner, until, settings }
+        };
+        Ok(now.map(|now| holders(now, rows.into_iter().map(holder).collect())))
+    }
+
     /// Lets a closed key go on, with its head or behind it, and says whether it was closed.
     pub(in super::super) async fn reopen(&self, key: &Key, with_head: bool) -> Result<bool, Error> {
         if !self.has_keys().await? {
@@ -72,6 +112,9 @@ impl PgStore {
                 query.fetch_one(&mut *self.acquire().await?).await
             })
             .await?;
+        if opened > 0 {
+            self.tell_of_old_rows().await;
+        }
         Ok(opened > 0)
     }
 }

@@ -417,6 +417,38 @@ pub(in super::super) const FORGET: &str = concat!(
 pub(in super::super) const CLOSED: &str =
     concat!(closed_key!(), "FROM ", keys!(), " AS k ORDER BY k.since, k.head_seq LIMIT $1");
 
+/// The same, each with how many events wait behind it.
+pub(in super::super) const PARKED: &str = concat!(
+    closed_key!(),
+    ", (SELECT count(*) FROM {table} AS t WHERE ",
+    lane!("t."),
+    " = k.lane AND ",
+    pending_in_lane!(),
+    " AND t.aggregate_id = k.aggregate_id AND coalesce(t.aggregate_type, '__GLOBAL__') = k.aggregate_type) FROM ",
+    keys!(),
+    " AS k ORDER BY k.since, k.head_seq LIMIT $1"
+);
+
+/// Keys whose head has failed and is tried again, but for those that are closed.
+pub(in super::super) const BLOCKED: &str = concat!(
+    "SELECT g.aggregate_type, g.aggregate_id, t.seq, t.event_id, t.created_at, t.available_at, t.last_error, g.pending \
+     FROM (SELECT coalesce(aggregate_type, '__GLOBAL__') AS aggregate_type, aggregate_id, min(seq) AS head, \
+     count(*) AS pending FROM {table} WHERE status IN (0, 2) AND aggregate_id IS NOT NULL \
+     GROUP BY 1, 2 HAVING max(status) = 2) AS g JOIN {table} AS t ON t.seq = g.head AND t.aggregate_id = g.aggregate_id \
+     WHERE t.status = 2 AND NOT EXISTS (SELECT 1 FROM ",
+    keys!(),
+    " AS k WHERE k.aggregate_type = g.aggregate_type AND k.aggregate_id = g.aggregate_id) ORDER BY t.seq LIMIT $1"
+);
+
+/// Who has the lanes, and who is there.
+pub(in super::super) const HOLDERS: &str = concat!(
+    "SELECT lane::bigint, owner::text, CASE WHEN owner IS NOT NULL THEN until END, NULL::text, clock_timestamp() FROM ",
+    lanes!(),
+    " UNION ALL SELECT NULL, owner, until, settings, clock_timestamp() FROM ",
+    relays!(),
+    " WHERE until >= (SELECT clock_timestamp())"
+);
+
 /// Lets a key go on behind its head.
 macro_rules! reopen {
     () => {

@@ -1,6 +1,6 @@
 //! Keys of which nothing is delivered until somebody decides.
 
-use posthaste_core::store::{ClosedKey, Error, Key, LaneLease};
+use posthaste_core::store::{ClosedKey, Error, Key, LaneHolders, LaneLease, StalledKey};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::sqlite::{Sqlite, SqliteRow};
 use sqlx::{QueryBuilder, Row, SqlStr};
@@ -12,7 +12,7 @@ use super::super::sql::lanes as sql;
 use super::super::tx::begin_immediate;
 use super::patiently;
 use crate::admin::limit;
-use crate::lanes::lane;
+use crate::lanes::{Holder, blocked, holders, lane, parked};
 
 impl SqliteStore {
     fn key_statement(&self, template: &str) -> SqlStr {
@@ -61,6 +61,44 @@ impl SqliteStore {
         let query = sqlx::query(self.key_statement(sql::CLOSED)).bind(limit(most));
         let rows = query.fetch_all(&self.pool).await.map_err(|error| self.fault(error))?;
         rows.iter().map(closed_key).collect::<Result<_, _>>().map_err(|error| self.fault(error))
+    }
+
+    pub(in super::super) async fn list_stalled_keys(&self, most: usize) -> Result<Vec<StalledKey>, Error> {
+        if !self.has_keys().await? {
+            return Ok(Vec::new());
+        }
+        self.try_stalled_keys(most).await.map_err(|error| self.fault(error))
+    }
+
+    async fn try_stalled_keys(&self, most: usize) -> Result<Vec<StalledKey>, sqlx::Error> {
+        let query = sqlx::query(self.key_statement(sql::PARKED)).bind(limit(most));
+        let rows = query.fetch_all(&self.pool).await?;
+        let parked = rows.iter().map(|row| Ok(parked((closed_key(row)?, row.try_get(8)?))));
+        let mut stalled = parked.collect::<Result<Vec<_>, sqlx::Error>>()?;
+        let query = sqlx::query(self.key_statement(sql::BLOCKED)).bind(limit(most - stalled.len()));
+        for row in query.fetch_all(&self.pool).await? {
+            let text = |at| row.try_get::<&str, _>(at).map(Box::from);
+            let key = Key { aggregate_type: text(0)?, aggregate_id: text(1)? };
+            let head = (row.try_get(2)?, EventId::from_row(row.try_get::<&str, _>(3)?));
+            let moment = |at| row.try_get(at).map(Timestamp::from_micros);
+            stalled.push(blocked(key, head, [moment(4)?, moment(5)?], row.try_get(6)?, row.try_get(7)?));
+        }
+        Ok(stalled)
+    }
+
+    pub(in super::super) async fn list_lane_holders(&self) -> Result<Option<LaneHolders>, Error> {
+        if !self.has_keys().await? {
+            return Ok(None);
+        }
+        let now = self.now();
+        let query = sqlx::query_as(self.key_statement(sql::HOLDERS)).bind(now.as_micros());
+        let rows = query.fetch_all(&self.pool).await.map_err(|error| self.fault(error))?;
+        type Row = (Option<i64>, Option<String>, Option<i64>, Option<String>);
+        let holder = |(lane, owner, until, settings): Row| {
+            let until = until.map(Timestamp::from_micros);
+            Holder { lane, owner, until, settings }
+        };
+        Ok(Some(holders(now, rows.into_iter().map(holder).collect())))
     }
 
     /// Lets a closed key go on, with its head or behind it, and says whether it was closed.

@@ -159,10 +159,15 @@ pub(in super::super) const CLOSE: &str = concat!(
 /// What an operator sees of a closed key.
 macro_rules! closed_key {
     () => {
+        closed_key!("")
+    };
+    ($more:literal) => {
         concat!(
-            "SELECT aggregate_type, aggregate_id, lane, head_seq, head_id, since, reason, state = 1 FROM ",
+            "SELECT k.aggregate_type, k.aggregate_id, k.lane, k.head_seq, k.head_id, k.since, k.reason, k.state = 1",
+            $more,
+            " FROM ",
             keys!(),
-            " "
+            " AS k "
         )
     };
 }
@@ -174,7 +179,7 @@ pub(in super::super) const HAS_KEYS: &str =
 /// Keys of a lane that is held which an operator has let go on.
 pub(in super::super) const REOPENED: &str = concat!(
     closed_key!(),
-    "AS k WHERE k.state = 1 AND k.lane = ?1 AND EXISTS (SELECT 1 FROM ",
+    "WHERE k.state = 1 AND k.lane = ?1 AND EXISTS (SELECT 1 FROM ",
     lanes!(),
     " AS l WHERE l.lane = ?1 AND l.epoch = ?2 AND l.owner = ?3) ORDER BY k.until, k.head_seq LIMIT ?4"
 );
@@ -184,7 +189,36 @@ pub(in super::super) const FORGET: &str =
     concat!("DELETE FROM ", keys!(), " WHERE aggregate_type = ?1 AND aggregate_id = ?2 AND lane = ?3 AND state = 1");
 
 /// Closed keys, those that wait for longest first.
-pub(in super::super) const CLOSED: &str = concat!(closed_key!(), "ORDER BY since, head_seq LIMIT ?1");
+pub(in super::super) const CLOSED: &str = concat!(closed_key!(), "ORDER BY k.since, k.head_seq LIMIT ?1");
+
+/// The same, each with how many events wait behind it.
+pub(in super::super) const PARKED: &str = concat!(
+    closed_key!(
+        ", (SELECT count(*) FROM {table} AS t WHERE t.aggregate_id = k.aggregate_id AND t.status IN (0, 2) \
+         AND coalesce(t.aggregate_type, '__GLOBAL__') = k.aggregate_type)"
+    ),
+    "ORDER BY k.since, k.head_seq LIMIT ?1"
+);
+
+/// Keys whose head has failed and is tried again, but for those that are closed.
+pub(in super::super) const BLOCKED: &str = concat!(
+    "SELECT g.aggregate_type, g.aggregate_id, t.seq, t.event_id, t.created_at, t.available_at, t.last_error, g.pending \
+     FROM (SELECT coalesce(aggregate_type, '__GLOBAL__') AS aggregate_type, aggregate_id, min(seq) AS head, \
+     count(*) AS pending FROM {table} WHERE status IN (0, 2) AND aggregate_id IS NOT NULL \
+     GROUP BY 1, 2 HAVING max(status) = 2) AS g JOIN {table} AS t ON t.seq = g.head AND t.aggregate_id = g.aggregate_id \
+     WHERE t.status = 2 AND NOT EXISTS (SELECT 1 FROM ",
+    keys!(),
+    " AS k WHERE k.aggregate_type = g.aggregate_type AND k.aggregate_id = g.aggregate_id) ORDER BY t.seq LIMIT ?1"
+);
+
+/// Who has the lane, and who is there.
+pub(in super::super) const HOLDERS: &str = concat!(
+    "SELECT lane, owner, CASE WHEN owner IS NOT NULL THEN until END, NULL FROM ",
+    lanes!(),
+    " UNION ALL SELECT NULL, owner, until, settings FROM ",
+    relays!(),
+    " WHERE until >= ?1"
+);
 
 /// Lets a key go on.
 pub(in super::super) const REOPEN: &str = concat!(

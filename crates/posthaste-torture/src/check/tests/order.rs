@@ -17,6 +17,62 @@ fn a_later_one_came_first() {
     });
 }
 
+/// The same history of a run in which rows are owned by lanes, and have no leases of their own.
+fn by_lanes(planted: &mut Planted) {
+    planted.run().lanes = true;
+    planted.forget_where(|what| matches!(what, What::Changed { status: [before, after], .. } if before == after));
+    for entry in &mut planted.entries {
+        match &mut entry.what {
+            What::Changed { lease, .. } => *lease = [None, None],
+            What::Settled { lease, .. } => *lease = "lane 3/7".to_owned(),
+            _ => {}
+        }
+    }
+    planted.add(1990, "relay-1", claimed("lane 3/6", &["a1"]));
+    planted.add(2990, "relay-2", claimed("lane 3/7", &["a1", "a2", "a3", "b2", "p1"]));
+}
+
+#[test]
+fn with_lanes_nobody_asks_for_leases_of_rows() {
+    is_valid(by_lanes);
+}
+
+#[test]
+fn with_lanes_one_that_is_started_before_the_one_before_it_was_done_is_found() {
+    breaks(&[Rule::Order], "a2", r#"number 2 of key "a" first came after number 3"#, |planted| {
+        by_lanes(planted);
+        planted.forget("a3", RECEIVED);
+        let place = planted.entries.iter().position(|entry| entry.what == What::Received(message("a2"))).unwrap();
+        let entry = Entry { at: 3_050_000, who: "sink".to_owned(), what: What::Received(message("a3")) };
+        planted.entries.insert(place, entry);
+    });
+}
+
+#[test]
+fn with_lanes_a_repeat_needs_a_read_of_its_own() {
+    let report = spoiled(|planted| {
+        by_lanes(planted);
+        planted.add(9000, "sink", What::Received(message("a2")));
+    });
+    let verdict = report.broken().next().unwrap();
+    let examples: Vec<_> = verdict.examples.iter().map(|example| (&*example.id, &*example.why)).collect();
+    // That of a1 was read by the next who had the lane.
+    assert_eq!((verdict.rule, verdict.count), (Rule::Duplicates, 2));
+    assert_eq!(examples, [("a2", "it was received 2 times; repeats explained: 0")]);
+}
+
+#[test]
+fn with_lanes_a_row_is_ended_once_and_an_epoch_has_one_owner() {
+    breaks(&[Rule::Fence], "a2", "it was ended more than once: done under lane 3/7, done under lane 3/8", |planted| {
+        by_lanes(planted);
+        planted.add(9000, "relay-1", settled("a2", "lane 3/8", "done", true));
+    });
+    breaks(&[Rule::Fence], "a2", "relay-2 and relay-1 both settled under lease lane 3/7", |planted| {
+        by_lanes(planted);
+        planted.add(9000, "relay-1", settled("a2", "lane 3/7", "done", false));
+    });
+}
+
 #[test]
 fn all_that_come_after_a_later_one_are_late() {
     let report = spoiled(|planted| early(planted, "a3"));

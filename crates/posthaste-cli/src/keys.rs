@@ -1,0 +1,246 @@
+//! `posthaste keys`: aggregates whose events wait for one that has failed, and what is to become of them.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+use posthaste::Timestamp;
+use posthaste::store::{AdminStore, ClosedKey, Key, LaneHolders, Stall, StalledKey};
+use serde_json::{Value, json};
+
+use crate::database::Database;
+use crate::exit::{self, Failed};
+use crate::output::{Output, confirmed, cut, plain};
+use crate::settings::{Flags, Given};
+
+/// List aggregates that are delivered in order and stand still, and let them go on.
+///
+/// An aggregate is named by its type and its id: Order/42. It is parked when an event of it is DEAD, until somebody skips or
+/// releases it; it is blocked while an event of it has failed and is tried again. Those behind that event wait.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    flags: Flags,
+
+    /// How many at most.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: usize,
+
+    #[command(flatten)]
+    output: Output,
+
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Let parked aggregates go on behind the event that is DEAD, which stays so.
+    ///
+    /// Exit status: 0 if it was done, 1 if it was not confirmed or nothing fits.
+    Skip(Choice),
+    /// Let parked aggregates go on with the event that is DEAD, which is delivered again.
+    ///
+    /// Exit status: 0 if it was done, 1 if it was not confirmed or nothing fits.
+    Release(Choice),
+}
+
+/// Which parked aggregates, and whether to ask.
+#[derive(clap::Args)]
+struct Choice {
+    /// These: type, a slash, and id, as the list shows them.
+    #[arg(value_name = "KEY")]
+    keys: Vec<String>,
+
+    /// All that are parked.
+    #[arg(long, conflicts_with = "keys")]
+    all: bool,
+
+    /// Do not ask.
+    #[arg(long)]
+    yes: bool,
+}
+
+pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
+    let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
+    let database = Database::open_existing(&settings).await?;
+    let store = database.admin();
+    let ended = match args.command {
+        None => list(store, args.limit, args.output).await,
+        Some(Command::Skip(choice)) => change(store, choice, Change::Skip).await,
+        Some(Command::Release(choice)) => change(store, choice, Change::Release).await,
+    };
+    database.close().await;
+    ended
+}
+
+/// A key as people write it.
+pub(crate) fn name(key: &Key) -> String {
+    format!("{}/{}", key.aggregate_type, key.aggregate_id)
+}
+
+async fn list(store: &dyn AdminStore, limit: usize, output: Output) -> Result<ExitCode, Failed> {
+    let mut printed = output.rows(&["STATE", "KEY", "WAITING", "AGE", "HEAD", "RETRY", "REASON"]);
+    match store.lane_holders().await? {
+        None => eprintln!("this table is not prepared for order, so nothing waits for anything"),
+        Some(holders) => {
+            // One more, to know whether there are more.
+            let stalled = store.stalled_keys(limit.saturating_add(1)).await?;
+            let more = stalled.len() > limit;
+            for key in stalled.iter().take(limit).filter(|key| waits(key, &holders)) {
+                printed.push(cells(key, holders.now), document(key, holders.now))?;
+            }
+            if more {
+                eprintln!("there are more than {limit}; --limit shows more of them");
+            }
+        }
+    }
+    printed.print()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether those behind the head wait for it: not if all relays that are there say that they do not.
+fn waits(key: &StalledKey, holders: &LaneHolders) -> bool {
+    key.stall != Stall::Blocked || holders.orders(&key.key.aggregate_type) != Some(false)
+}
+
+fn state(stall: Stall) -> &'static str {
+    match stall {
+        Stall::Parked => "parked",
+        Stall::Reopened => "released",
+        Stall::Blocked => "blocked",
+    }
+}
+
+fn cells(key: &StalledKey, now: Timestamp) -> Vec<String> {
+    vec![
+        state(key.stall).to_owned(),
+        name(&key.key),
+        key.waiting.to_string(),
+        age(now.since(key.since)),
+        key.head_id.to_string(),
+        key.retry_at.map_or("-".to_owned(), |at| at.to_string()),
+        cut(key.reason.as_deref().unwrap_or("-"), 80),
+    ]
+}
+
+fn document(key: &StalledKey, now: Timestamp) -> Value {
+    json!({
+        "state": state(key.stall),
+        "aggregate_type": key.key.aggregate_type,
+        "aggregate_id": key.key.aggregate_id,
+        "waiting": key.waiting,
+        "since": key.since.to_string(),
+        "age_seconds": now.since(key.since).as_secs_f64(),
+        "head_id": key.head_id.as_str(),
+        "head_seq": key.head_seq,
+        "retry_at": key.retry_at.map(|at| at.to_string()),
+        "reason": key.reason,
+    })
+}
+
+/// A length of time in its two largest units.
+pub(crate) fn age(length: Duration) -> String {
+    let seconds = length.as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m {}s", seconds % 60),
+        (0, ..) => format!("{hours}h {minutes}m"),
+        _ => format!("{days}d {hours}h"),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Change {
+    Skip,
+    Release,
+}
+
+impl Change {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Skip => "skip",
+            Self::Release => "release",
+        }
+    }
+
+    fn done(self) -> &'static str {
+        match self {
+            Self::Skip => "skipped",
+            Self::Release => "released",
+        }
+    }
+
+    /// What becomes of the event that is to blame.
+    fn head(self) -> &'static str {
+        match self {
+            Self::Skip => "stays DEAD",
+            Self::Release => "is delivered again",
+        }
+    }
+}
+
+/// How many keys a preview shows.
+const PREVIEW: usize = 20;
+
+async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Result<ExitCode, Failed> {
+    let verb = change.verb();
+    if choice.keys.is_empty() && !choice.all {
+        return Err(anyhow::anyhow!("say which aggregates to {verb}: keys such as Order/42, or --all").into());
+    }
+    let closed = store.closed_keys(usize::MAX).await?;
+    let mut fitting: Vec<&ClosedKey> = Vec::new();
+    if choice.all {
+        fitting.extend(closed.iter().filter(|closed| !closed.reopened));
+    }
+    for wanted in &choice.keys {
+        // A type or an id may have a slash in it, so it is the name that is looked for.
+        match closed.iter().find(|closed| name(&closed.key) == *wanted) {
+            Some(closed) if closed.reopened => {
+                eprintln!("{wanted} was let go on already, and a relay is yet to hear of it")
+            }
+            Some(closed) if fitting.iter().any(|known| known.key == closed.key) => {}
+            Some(closed) => fitting.push(closed),
+            None => eprintln!("{wanted} is not parked; posthaste keys lists what is"),
+        }
+    }
+    if fitting.is_empty() {
+        eprintln!("nothing to {verb}");
+        return Ok(exit::Status::No.into());
+    }
+    let plural = if fitting.len() == 1 { "" } else { "s" };
+    eprintln!("{} parked aggregate{plural} to {verb}; the event {}:", fitting.len(), change.head());
+    for closed in fitting.iter().take(PREVIEW) {
+        let reason = cut(closed.reason.as_deref().unwrap_or("-"), 80);
+        eprintln!("  {}", plain(&format!("{}  {}  {reason}", name(&closed.key), closed.head_id)));
+    }
+    if fitting.len() > PREVIEW {
+        eprintln!("  … and {} more", fitting.len() - PREVIEW);
+    }
+    if !confirmed(&format!("{verb} them?"), choice.yes)? {
+        return Ok(exit::Status::No.into());
+    }
+    let mut changed = 0_u64;
+    for closed in fitting {
+        let was_closed = match change {
+            Change::Skip => store.skip_head(&closed.key).await?,
+            Change::Release => store.release_key(&closed.key).await?,
+        };
+        changed += u64::from(was_closed);
+    }
+    println!("{changed} {}", change.done());
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_have_two_units() {
+        for (seconds, shown) in [(0, "0s"), (59, "59s"), (61, "1m 1s"), (3720, "1h 2m"), (180_000, "2d 2h")] {
+            assert_eq!(age(Duration::from_secs(seconds)), shown);
+        }
+    }
+}
