@@ -34,6 +34,7 @@ use crate::advice::{located, place};
 use crate::dialect::Slots;
 use crate::failover::{Failover, Writable};
 use crate::finish::finish;
+use crate::look::Looks;
 use crate::many::Many;
 use crate::table::TableName;
 use crate::tls;
@@ -88,6 +89,7 @@ pub struct MySqlStore {
     /// What goes on although nobody waits for it any more.
     tasks: TaskTracker,
     inserts: Inserts,
+    looks: Looks,
     sql: Arc<Statements>,
     deletes_done: bool,
 }
@@ -111,6 +113,7 @@ struct Statements {
     settle_other: Many,
     held: Many,
     renew: Many,
+    commit_looking: String,
     probe: SqlStr,
     table: TableName,
     mark: Mark,
@@ -140,6 +143,7 @@ impl Statements {
             settle_other: Many::new(&settle_other, sql::CHANGE, " UNION ALL "),
             held: many(slots.held, sql::LEASE),
             renew: many(slots.renew, sql::LEASE),
+            commit_looking: sql::DIALECT.fill(sql::COMMIT_LOOKING, &table),
             probe: sql::DIALECT.statement(sql::PROBE, &table),
             slots: sql::DIALECT.statements(&table),
             lanes: lanes::Statements::new(&table),
@@ -174,6 +178,7 @@ impl MySqlStore {
             skip_locked: None,
             tasks: TaskTracker::new(),
             inserts: Inserts::default(),
+            looks: Looks::default(),
             sql: Arc::new(Statements::new(TableName::default())),
             deletes_done: false,
         }
@@ -237,6 +242,7 @@ impl MySqlStore {
     /// [`Error::Config`], saying what is allowed, for names that are not plain identifiers.
     pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
         self.sql = Arc::new(Statements::new(TableName::parse(table)?));
+        self.looks = Looks::default();
         Ok(self)
     }
 

@@ -6,6 +6,7 @@ mod fault;
 mod insert;
 mod kept_plan;
 mod lanes;
+mod look;
 mod low_water;
 mod migrate;
 mod moment;
@@ -35,6 +36,7 @@ use crate::advice::{located, place};
 use crate::dialect::Slots;
 use crate::failover::{Failover, Writable};
 use crate::lanes::Prepared;
+use crate::look::Looks;
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
@@ -44,8 +46,8 @@ use low_water::LowWater;
 use one_table::OneTable;
 use partition::Partitioned;
 use sql::{
-    CHANNEL, CLAIM_FEW_FROM_ONE_TABLE, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE,
-    INSERT_ONE_LEASED, INSERT_ONE_PLAIN, INSERT_PLAIN, INSERT_VALUES, NOTIFY, SETTLE_AND_DELETE_DONE,
+    CHANNEL, CLAIM_FEW_FROM_ONE_TABLE, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, COMMIT_LOOKING, DIALECT,
+    INSERT_ONE, INSERT_ONE_LEASED, INSERT_ONE_PLAIN, INSERT_PLAIN, INSERT_VALUES, NOTIFY, SETTLE_AND_DELETE_DONE,
 };
 
 pub use partition::Partitions;
@@ -105,6 +107,7 @@ pub struct PgStore {
     low_water: Arc<LowWater>,
     kept_plan: Arc<KeptPlan>,
     prepared: Arc<Prepared>,
+    looks: Looks,
 }
 
 /// Everything made from the name of the table.
@@ -120,6 +123,7 @@ struct Statements {
     claim_few_from_one_table: SqlStr,
     claim_from_partitions: SqlStr,
     settle_and_delete_done: SqlStr,
+    commit_looking: String,
     notify: SqlStr,
     channel: String,
     lanes: lanes::Statements,
@@ -138,6 +142,7 @@ impl Statements {
             claim_few_from_one_table: DIALECT.statement(CLAIM_FEW_FROM_ONE_TABLE, &table),
             claim_from_partitions: DIALECT.statement(CLAIM_FROM_PARTITIONS, &table),
             settle_and_delete_done: DIALECT.statement(SETTLE_AND_DELETE_DONE, &table),
+            commit_looking: DIALECT.fill(COMMIT_LOOKING, &table),
             notify: DIALECT.statement(NOTIFY, &table),
             channel: DIALECT.fill(CHANNEL, &table),
             lanes: lanes::Statements::new(&table),
@@ -178,6 +183,7 @@ impl PgStore {
             low_water,
             kept_plan,
             prepared: Arc::default(),
+            looks: Looks::default(),
         }
     }
 
@@ -261,6 +267,7 @@ impl PgStore {
         self.low_water = Arc::default();
         self.kept_plan = Arc::default();
         self.prepared = Arc::default();
+        self.looks = Looks::default();
         Ok(self)
     }
 

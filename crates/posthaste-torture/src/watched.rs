@@ -121,7 +121,7 @@ impl<D: Database> WriteStore for Watched<D> {
         &self,
         tx: Self::OwnTx,
         firsts: Vec<EventId>,
-    ) -> impl Future<Output = Result<bool, CommitError>> + Send {
+    ) -> impl Future<Output = Result<Vec<EventId>, CommitError>> + Send {
         self.inner.commit_lent(tx, firsts)
     }
 

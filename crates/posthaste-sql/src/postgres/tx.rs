@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use posthaste_core::EventId;
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
 use sqlx::Transaction;
 use sqlx::error::DatabaseError;
@@ -124,6 +125,21 @@ impl WriteStore for PgStore {
         }
         let committed = sqlx::raw_sql(COMMIT).execute(&mut *tx).await;
         committed.map(drop).map_err(|error| fault::classify_commit(error, self.table()))
+    }
+
+    /// Looks for the events in the message of the commit: a savepoint may have been undone of which nobody knew, or another
+    /// transaction be open in place of the one that was begun.
+    ///
+    /// # Errors
+    /// As those of [`commit`](WriteStore::commit).
+    async fn commit_lent(&self, tx: PgTx, firsts: Vec<EventId>) -> Result<Vec<EventId>, CommitError> {
+        if firsts.is_empty() || self.looks.are_refused() {
+            return self.commit(tx).await.map(|()| firsts);
+        }
+        if self.depth(&tx) == 0 {
+            return Err(CommitError::NotCommitted(savepoint::ended()));
+        }
+        self.commit_looking(tx, firsts).await
     }
 
     /// As sqlx commits, which costs less: the insert would have failed in a transaction that has failed.

@@ -9,6 +9,7 @@ mod migration;
 mod relay;
 #[cfg(feature = "tls")]
 mod tls;
+mod undone;
 mod warm;
 #[cfg(not(feature = "tls"))]
 mod without_tls;
