@@ -25,7 +25,6 @@ use posthaste_core::store::{
     BoxFuture, Claim, Claimed, CommitError, Error, LaneStore, Lease, RelayStore, Settled, Settlement,
 };
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions, MySqlSslMode};
-use sqlx::pool::PoolConnection;
 use sqlx::{ConnectOptions, Connection, MySql, SqlSafeStr, SqlStr, Transaction};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
@@ -39,7 +38,7 @@ use crate::many::Many;
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
-use crate::warm::Warm;
+use crate::warm::{Warm, WarmConnection};
 use mark::Mark;
 use patience::Patience;
 use server::Server;
@@ -296,12 +295,12 @@ impl MySqlStore {
 
     /// Begins a transaction that locks rows only, and no gaps between them.
     async fn begin_relay(&self) -> Result<Transaction<'static, MySql>, sqlx::Error> {
-        Transaction::begin(self.acquire().await?, Some(sql::BEGIN_RELAY.into_sql_str())).await
+        Transaction::begin(self.acquire().await?.into_pooled(), Some(sql::BEGIN_RELAY.into_sql_str())).await
     }
 
     /// A connection for what writes.
-    async fn acquire(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
-        self.failover.acquire(&self.pool).await
+    async fn acquire(&self) -> Result<WarmConnection<MySql>, sqlx::Error> {
+        self.failover.acquire(&self.pool, self.warm.as_ref()).await
     }
 
     fn fault(&self, error: sqlx::Error) -> Error {
@@ -324,6 +323,10 @@ impl MySqlStore {
 impl Writable for MySql {
     async fn is_writable(connection: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
         Ok(sqlx::raw_sql(sql::READ_ONLY).fetch_optional(connection).await?.is_none())
+    }
+
+    fn is_full(error: &sqlx::Error) -> bool {
+        fault::is_full(error)
     }
 }
 

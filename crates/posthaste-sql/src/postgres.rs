@@ -28,7 +28,6 @@ use std::time::Duration;
 use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, LaneStore, Lease, RelayStore, Settled, Settlement};
-use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgSslMode, Postgres};
 use sqlx::{ConnectOptions, Connection, SqlStr};
 
@@ -40,7 +39,7 @@ use crate::look::Looks;
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
-use crate::warm::Warm;
+use crate::warm::{Warm, WarmConnection};
 use kept_plan::KeptPlan;
 use low_water::LowWater;
 use one_table::OneTable;
@@ -342,8 +341,8 @@ impl PgStore {
     }
 
     /// A connection for what writes.
-    async fn acquire(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
-        self.failover.acquire(&self.pool).await
+    async fn acquire(&self) -> Result<WarmConnection<Postgres>, sqlx::Error> {
+        self.failover.acquire(&self.pool, self.warm.as_ref()).await
     }
 
     fn fault(&self, error: sqlx::Error) -> Error {
@@ -377,6 +376,11 @@ impl Writable for Postgres {
     async fn is_writable(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
         let read_only: String = sqlx::query_scalar("SHOW transaction_read_only").fetch_one(connection).await?;
         Ok(read_only == "off")
+    }
+
+    /// The pool goes on trying until its time is up.
+    fn is_full(_: &sqlx::Error) -> bool {
+        false
     }
 }
 

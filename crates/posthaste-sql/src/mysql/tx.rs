@@ -147,7 +147,7 @@ impl WriteStore for MySqlStore {
                 warm.clear();
             }
             let connection = store.acquire().await?;
-            store.begin_on(WarmConnection::new(connection)).await
+            store.begin_on(connection).await
         });
         begun.await.map_err(|error| self.fault(error))
     }

@@ -31,6 +31,8 @@ const MOST_STALE: usize = 3;
 pub struct PgTx {
     /// Nothing after the end.
     connection: Option<WarmConnection<Postgres>>,
+    /// Whether the server has answered its BEGIN.
+    answered: bool,
 }
 
 impl Deref for PgTx {
@@ -50,6 +52,10 @@ impl DerefMut for PgTx {
 impl Drop for PgTx {
     fn drop(&mut self) {
         let Some(connection) = &mut self.connection else { return };
+        // sqlx would not roll back what it does not count as begun yet.
+        if !self.answered {
+            connection.close_on_drop();
+        }
         // Goes out with the return of the connection to its pool.
         while PgTransactionManager::get_transaction_depth(connection) > 0 {
             PgTransactionManager::start_rollback(connection);
@@ -68,11 +74,12 @@ impl PgStore {
     async fn try_begin(&self, warm: Option<&Warm<Postgres>>) -> Result<PgTx, sqlx::Error> {
         let connection = match warm.and_then(Warm::take) {
             Some(connection) => connection,
-            None => WarmConnection::new(self.acquire().await?),
+            None => self.acquire().await?,
         };
-        let mut tx = PgTx { connection: Some(connection) };
-        PgTransactionManager::begin(&mut tx, None).await?;
-        Ok(tx)
+        let mut tx = PgTx { connection: Some(connection), answered: false };
+        let begun = PgTransactionManager::begin(&mut tx, None).await;
+        tx.answered = true;
+        begun.map(|()| tx)
     }
 
     /// What it means for the transaction around it that a savepoint could not be set, undone or ended.
