@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use posthaste_core::{Options, Outbox};
+use posthaste_core::{Options, Outbox, WriteHook};
 use posthaste_torture::proxy::Proxy;
 use posthaste_torture::server::{Kind, Server, ServerOptions};
 use tokio::sync::{Mutex, MutexGuard};
@@ -23,6 +23,9 @@ const EVENTS: usize = 1000;
 
 /// Events in a transaction of the hot path.
 const PER_TRANSACTION: usize = 100;
+
+/// Transactions with one event each.
+const TRANSACTIONS: u64 = 100;
 
 /// What a thousand events took.
 #[derive(Debug)]
@@ -83,6 +86,63 @@ async fn hot<S: Subject>(subject: &S, proxy: Option<&Proxy>, options: Options) -
     .await
 }
 
+/// Transactions with a business row and an event each, in either order. Only who takes part in writing, as the hot path does, has to
+/// know whether the event is still there at the end.
+async fn lent<S: Subject>(subject: &S, proxy: &Proxy, order: Order, takes_part: bool) -> Counted {
+    let store = subject.fresh().await.unwrap();
+    let mut builder = Outbox::writer_only(store.clone());
+    if takes_part {
+        builder = builder.hook(Silent);
+    }
+    let outbox = builder.start().await.unwrap();
+    let write = async || {
+        let mut tx = outbox.begin().await.unwrap();
+        if order == Order::EventLast {
+            S::order(&mut tx).await.unwrap();
+        }
+        tx.write(event(1, &payload(200))).await.unwrap();
+        if order == Order::EventFirst {
+            S::order(&mut tx).await.unwrap();
+        }
+        tx.commit().await.unwrap();
+    };
+    // Statements are prepared.
+    write().await;
+    let counted = counted(subject, Some(proxy), async {
+        for _ in 0..TRANSACTIONS {
+            write().await;
+        }
+    })
+    .await;
+    outbox.shutdown().await;
+    counted
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    EventFirst,
+    EventLast,
+}
+
+struct Silent;
+
+impl WriteHook for Silent {}
+
+/// Who writes the event last pays nothing for the look at it, and who writes it first no round trip.
+async fn looks_take_no_round_trips<S: Subject>(subject: &S, proxy: &Proxy) {
+    // What a pool does by itself may come at any time.
+    const SOME: u64 = TRANSACTIONS / 10;
+    for order in [Order::EventLast, Order::EventFirst] {
+        let without = lent(subject, proxy, order, false).await;
+        let with = lent(subject, proxy, order, true).await;
+        println!("{order:?}: {without:?} without, {with:?} with a look");
+        let statements = with.statements.saturating_sub(without.statements);
+        assert!(with.round_trips <= without.round_trips + SOME, "{order:?}: {without:?}, {with:?}");
+        assert!(with.round_trips >= TRANSACTIONS * 4, "{order:?}: {with:?}");
+        assert_eq!(statements, if order == Order::EventFirst { TRANSACTIONS } else { 0 }, "{order:?}");
+    }
+}
+
 /// A backlog of a thousand events.
 async fn cold<S: Subject>(subject: &S, proxy: Option<&Proxy>, options: Options) -> Counted {
     let store = subject.fresh().await.unwrap();
@@ -135,6 +195,7 @@ async fn postgres_takes_few_statements_round_trips_and_bytes() {
         .hold(&hot(&subject, Some(&proxy), Options::default()).await);
     Bounds { statements: 30, round_trips: 100, log_bytes: 1_900_000 }
         .hold(&cold(&subject, Some(&proxy), Options::default()).await);
+    looks_take_no_round_trips(&subject, &proxy).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,6 +208,7 @@ async fn mariadb_takes_few_statements_and_round_trips() {
         .hold(&hot(&subject, Some(&proxy), Options::default()).await);
     Bounds { statements: 40, round_trips: 150, log_bytes: u64::MAX }
         .hold(&cold(&subject, Some(&proxy), Options::default()).await);
+    looks_take_no_round_trips(&subject, &proxy).await;
 }
 
 /// The check itself: settlements one by one, instead of in batches, are noticed on every path.

@@ -126,6 +126,10 @@ impl Hooks {
         self.0.push(hook);
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn before_write(&self, mut rows: Vec<NewRow>) -> Vec<NewRow> {
         for hook in &self.0 {
             let mut changed = rows.clone();

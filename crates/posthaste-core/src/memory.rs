@@ -11,7 +11,6 @@ use foldhash::{HashSet, HashSetExt};
 use tokio::time::Instant;
 
 use crate::event::{Event, EventId};
-use crate::order::Ordered;
 use crate::store::{
     AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, Lane, LaneHolders,
     LaneLease, LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive,

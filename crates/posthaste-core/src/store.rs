@@ -217,8 +217,9 @@ pub trait WriteStore: Send + Sync + 'static {
     fn commit(&self, tx: Self::OwnTx) -> impl Future<Output = Result<(), CommitError>> + Send;
 
     /// Commits a transaction that somebody else had in hand after these events were inserted, the first of each
-    /// [`insert`](Self::insert). Says whether they were still in it: he may have undone them by a statement of his own, and then
-    /// nothing of the transaction is delivered but what is in the table. Default: [`commit`](Self::commit), and that they were.
+    /// [`insert`](Self::insert). Gives those that are not in it any more, or of which that is not known: he may have undone them
+    /// by a statement of his own. What was inserted with them is delivered if it is in the table, and only from there.
+    /// Default: [`commit`](Self::commit), and none.
     ///
     /// # Errors
     /// As those of [`commit`](Self::commit).
@@ -229,10 +230,10 @@ pub trait WriteStore: Send + Sync + 'static {
         &self,
         tx: Self::OwnTx,
         firsts: Vec<EventId>,
-    ) -> impl Future<Output = Result<bool, CommitError>> + Send {
+    ) -> impl Future<Output = Result<Vec<EventId>, CommitError>> + Send {
         let _ = firsts;
         let commit = self.commit(tx);
-        async move { commit.await.map(|()| true) }
+        async move { commit.await.map(|()| Vec::new()) }
     }
 
     /// Commits a transaction in which there was one [`insert`](Self::insert), which went well and after which nothing has

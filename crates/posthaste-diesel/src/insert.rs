@@ -8,7 +8,7 @@ use posthaste_core::{IntoEvent, Outbox, Receipt, WriteError};
 
 use crate::fault;
 use crate::statement::Statement;
-use crate::store::DieselStore;
+use crate::store::{DieselStore, Inserted};
 
 /// What is said to who writes where diesel-async has no transaction open.
 const OUTSIDE: &str = "no transaction is open on this connection, and outside of one an event could be stored without its \
@@ -37,6 +37,8 @@ pub(crate) struct Written {
     pub(crate) receipt: Receipt,
     /// Whether that was in a savepoint, or in a transaction that is never committed.
     pub(crate) nested: bool,
+    /// The number of the transaction, where the database tells it.
+    pub(crate) txid: Option<i64>,
 }
 
 impl Written {
@@ -123,7 +125,9 @@ where
         return refused(receipt, error);
     }
     let failed = match insert(outbox.store(), conn, &receipt).await {
-        Ok(nested) => return Ok(Written { receipt, nested: nested || open.nested() }),
+        Ok(Inserted { nested, txid }) => {
+            return Ok(Written { receipt, nested: nested || open.nested(), txid });
+        }
         Err(failed) => failed,
     };
     let error = fault::of_insert(outbox.store(), receipt.rows_to_insert(), failed.error);
@@ -160,8 +164,8 @@ impl From<DieselError> for Failed {
     }
 }
 
-/// All rows or none. Says whether the database knows that it happened in a savepoint.
-async fn insert<S, C>(store: &S, conn: &mut C, receipt: &Receipt) -> Result<bool, Failed>
+/// All rows or none. Says what the database knows of where that happened.
+async fn insert<S, C>(store: &S, conn: &mut C, receipt: &Receipt) -> Result<Inserted, Failed>
 where
     S: DieselStore,
     C: AsyncConnection<Backend = S::Backend>,
@@ -172,10 +176,10 @@ where
     if savepoint {
         conn.batch_execute("SAVEPOINT posthaste_insert").await?;
     }
-    let mut nested = false;
+    let mut inserted = Inserted::default();
     for insert in inserts {
         match S::carry_out(conn, Statement::new(insert)).await {
-            Ok(in_savepoint) => nested |= in_savepoint,
+            Ok(Inserted { nested, txid }) => inserted = Inserted { nested: inserted.nested || nested, txid },
             Err(error) if savepoint => {
                 let undone = conn.batch_execute("ROLLBACK TO SAVEPOINT posthaste_insert").await;
                 return Err(Failed { error, partly: undone.is_err() });
@@ -187,5 +191,5 @@ where
         let released = conn.batch_execute("RELEASE SAVEPOINT posthaste_insert").await;
         released.map_err(|error| Failed { error, partly: true })?;
     }
-    Ok(nested)
+    Ok(inserted)
 }

@@ -1,10 +1,12 @@
 //! An insert as diesel takes it.
 
+use std::marker::PhantomData;
+
 use diesel::QueryResult;
 use diesel::backend::{Backend, DieselReserveSpecialization};
 use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
 use diesel::serialize::ToSql;
-use diesel::sql_types::{BigInt, Binary, Bool, HasSqlType, Nullable, Text};
+use diesel::sql_types::{BigInt, Binary, HasSqlType, Nullable, Text};
 use posthaste_sql::driver::{Insert, Parameter};
 
 /// The most parameters of a statement that stays prepared. There are few sizes of statements, but the large ones are long, and rare.
@@ -14,16 +16,21 @@ const MOST_KEPT: usize = 128;
 const OTHER_VERSION: &str =
     "posthaste-sql binds a kind of value that this posthaste-diesel does not know: use versions that belong together";
 
-/// SQL with its placeholders, and what to bind.
-pub struct Statement<'r>(Insert<'r>);
+/// SQL with its placeholders, and what to bind; and what it returns, where it returns something.
+pub struct Statement<'r, T = ()>(Insert<'r>, PhantomData<T>);
 
 impl<'r> Statement<'r> {
     pub(crate) fn new(insert: Insert<'r>) -> Self {
-        Self(insert)
+        Self(insert, PhantomData)
+    }
+
+    /// The same, which returns that.
+    pub(crate) fn returning<T>(self) -> Statement<'r, T> {
+        Statement(self.0, PhantomData)
     }
 }
 
-impl<DB> QueryFragment<DB> for Statement<'_>
+impl<DB, T> QueryFragment<DB> for Statement<'_, T>
 where
     DB: Backend + DieselReserveSpecialization + HasSqlType<Text> + HasSqlType<Binary> + HasSqlType<BigInt>,
     str: ToSql<Text, DB>,
@@ -54,13 +61,12 @@ where
 }
 
 /// It is known by its text.
-impl QueryId for Statement<'_> {
+impl<T> QueryId for Statement<'_, T> {
     type QueryId = ();
 
     const HAS_STATIC_QUERY_ID: bool = false;
 }
 
-/// What it returns, where it returns something: of an insert, whether the rows were written in a savepoint.
-impl Query for Statement<'_> {
-    type SqlType = Bool;
+impl<T> Query for Statement<'_, T> {
+    type SqlType = T;
 }

@@ -18,9 +18,9 @@ pub trait DieselStore: DriverStore + sealed::Dialect {
     /// What diesel calls this database.
     type Backend: Backend;
 
-    /// Carries out an insert, and says whether the database knows that it happened in a savepoint.
+    /// Carries out an insert, and says what the database knows of where that happened.
     #[doc(hidden)]
-    fn carry_out<C>(conn: &mut C, statement: Statement<'_>) -> impl Future<Output = QueryResult<bool>> + Send
+    fn carry_out<C>(conn: &mut C, statement: Statement<'_>) -> impl Future<Output = QueryResult<Inserted>> + Send
     where
         C: AsyncConnection<Backend = Self::Backend>;
 
@@ -29,6 +29,16 @@ pub trait DieselStore: DriverStore + sealed::Dialect {
     fn are_there<C>(&self, conn: &mut C, ids: &[EventId]) -> impl Future<Output = QueryResult<bool>> + Send
     where
         C: AsyncConnection<Backend = Self::Backend>;
+}
+
+/// What the database knows of where an insert happened.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Inserted {
+    /// Whether that was in a savepoint.
+    pub nested: bool,
+    /// The number of the transaction, where it tells.
+    pub txid: Option<i64>,
 }
 
 pub(crate) mod sealed {
@@ -42,6 +52,9 @@ pub(crate) mod sealed {
         pub refused_inside: &'static str,
     }
 
+    /// The savepoint before the question whether a transaction is still the same.
+    pub const SAME: &str = "posthaste_same";
+
     pub trait Dialect {
         /// Where the database ends transactions by itself.
         const PROBE: Option<Probe>;
@@ -54,6 +67,12 @@ pub(crate) mod sealed {
 
         /// Whether several inserts need a savepoint to be all or none. Elsewhere the first that fails ends the transaction.
         const GOES_ON_AFTER_ERROR: bool;
+
+        /// What is refused, after a savepoint [`SAME`], in a transaction that has not that number.
+        fn expect_same(txid: i64) -> Option<String> {
+            let _ = txid;
+            None
+        }
 
         /// The code of an error, as far as it can be told. Empty if it cannot.
         fn code(kind: &DatabaseErrorKind, message: &str) -> &'static str;
@@ -69,11 +88,12 @@ mod postgres {
     use diesel::QueryResult;
     use diesel::pg::Pg;
     use diesel::result::DatabaseErrorKind;
+    use diesel::sql_types::{BigInt, Bool};
     use diesel_async::{AsyncConnection, RunQueryDsl};
     use posthaste_core::EventId;
     use posthaste_sql::PgStore;
 
-    use super::{DieselStore, sealed};
+    use super::{DieselStore, Inserted, sealed};
     use crate::statement::Statement;
 
     /// How CockroachDB says that it does not know itself, while it goes on talking.
@@ -82,11 +102,13 @@ mod postgres {
     impl DieselStore for PgStore {
         type Backend = Pg;
 
-        async fn carry_out<C>(conn: &mut C, statement: Statement<'_>) -> QueryResult<bool>
+        async fn carry_out<C>(conn: &mut C, statement: Statement<'_>) -> QueryResult<Inserted>
         where
             C: AsyncConnection<Backend = Pg>,
         {
-            statement.get_result(conn).await
+            let statement = statement.returning::<(Bool, Bool, BigInt)>();
+            let (nested, _, txid): (bool, bool, i64) = statement.get_result(conn).await?;
+            Ok(Inserted { nested, txid: Some(txid) })
         }
 
         async fn are_there<C>(&self, _conn: &mut C, _ids: &[EventId]) -> QueryResult<bool>
@@ -107,6 +129,14 @@ mod postgres {
         const BEFORE_COMMIT: Option<&'static str> = Some("SAVEPOINT posthaste_commit; SET CONSTRAINTS ALL IMMEDIATE");
 
         const GOES_ON_AFTER_ERROR: bool = false;
+
+        /// diesel tells nothing of what a message of several statements returns, so the last of them fails instead.
+        fn expect_same(txid: i64) -> Option<String> {
+            let same = sealed::SAME;
+            Some(format!(
+                "; SAVEPOINT {same}; SELECT 1 / (txid_current_if_assigned() IS NOT DISTINCT FROM {txid})::int"
+            ))
+        }
 
         fn code(kind: &DatabaseErrorKind, message: &str) -> &'static str {
             // diesel keeps the code to itself. The words are those of a server that speaks English.
@@ -150,13 +180,14 @@ mod postgres {
 mod sqlite {
     use diesel::QueryResult;
     use diesel::result::DatabaseErrorKind;
+    use diesel::sql_types::Bool;
     use diesel::sqlite::Sqlite;
     use diesel_async::{AsyncConnection, RunQueryDsl};
     use posthaste_core::EventId;
     use posthaste_sql::SqliteStore;
     use posthaste_sql::driver::{Insert, Parameter};
 
-    use super::{DieselStore, sealed};
+    use super::{DieselStore, Inserted, sealed};
     use crate::statement::Statement;
 
     /// The most ids of a question: any SQLite has room for as many values.
@@ -165,12 +196,12 @@ mod sqlite {
     impl DieselStore for SqliteStore {
         type Backend = Sqlite;
 
-        async fn carry_out<C>(conn: &mut C, statement: Statement<'_>) -> QueryResult<bool>
+        async fn carry_out<C>(conn: &mut C, statement: Statement<'_>) -> QueryResult<Inserted>
         where
             C: AsyncConnection<Backend = Sqlite>,
         {
             statement.execute(conn).await?;
-            Ok(false)
+            Ok(Inserted::default())
         }
 
         async fn are_there<C>(&self, conn: &mut C, ids: &[EventId]) -> QueryResult<bool>
@@ -178,7 +209,7 @@ mod sqlite {
             C: AsyncConnection<Backend = Sqlite>,
         {
             for some in ids.chunks(MOST_IDS) {
-                let all: bool = Statement::new(count(self, some)).get_result(conn).await?;
+                let all: bool = Statement::new(count(self, some)).returning::<Bool>().get_result(conn).await?;
                 if !all {
                     return Ok(false);
                 }

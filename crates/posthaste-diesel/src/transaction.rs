@@ -27,6 +27,9 @@ const INSIDE: &str = "a transaction is open on this connection already, after wh
 const LEFT_OPEN: &str = "a transaction inside of this one was begun and not ended, perhaps because it was cut off, so all of it was \
                          rolled back";
 
+/// Goes on after a transaction was found to be another. Refused if something else was the matter.
+const BACK_TO_SAME: &str = "ROLLBACK TO SAVEPOINT posthaste_same";
+
 /// A transaction on a connection of diesel-async, in which events are written together with your own statements.
 ///
 /// From [`transaction_on`](crate::OutboxExt::transaction_on), which ends it. It dereferences to the connection, and is one itself for
@@ -38,6 +41,8 @@ pub struct Transaction<'c, C: AsyncConnection, S: DieselStore> {
     base: u32,
     /// For what was written in the transaction itself.
     receipt: Option<Receipt>,
+    /// The number of the transaction in which that was, where the database tells it.
+    txid: Option<i64>,
     /// For what was written in savepoints, of which nobody says how they end.
     nested: Option<Receipt>,
     /// Whether somebody had the connection since our last statement on it, which went well.
@@ -89,10 +94,20 @@ where
         // Without rows there was no statement.
         *self.lent.get_mut() = lent && ids.is_empty();
         if !ids.is_empty() {
+            if !written.nested && self.txid != written.txid {
+                self.was_in_another();
+                self.txid = written.txid;
+            }
             let earlier = if written.nested { &mut self.nested } else { &mut self.receipt };
             *earlier = join(earlier.take(), Some(written.into_receipt()));
         }
         Ok(ids)
+    }
+
+    /// What was written before was not in the transaction that is open: a statement of the user's has begun another in its place.
+    fn was_in_another(&mut self) {
+        let before = self.receipt.take().map(Receipt::nested);
+        self.nested = join(self.nested.take(), before);
     }
 
     async fn begin(&mut self) -> Result<(), TransactionError> {
@@ -163,9 +178,15 @@ where
             // A statement that failed would have been one of ours.
             return Ok(());
         }
+        let same = self.receipt.as_ref().and(self.txid).and_then(S::expect_same);
         if let Some(question) = S::BEFORE_COMMIT
-            && let Err(error) = self.conn.batch_execute(question).await
+            && let Err(error) = self.conn.batch_execute(&[question, same.as_deref().unwrap_or_default()].concat()).await
         {
+            // One that is another can be committed as well.
+            if same.is_some() && self.conn.batch_execute(BACK_TO_SAME).await.is_ok() {
+                self.was_in_another();
+                return Ok(());
+            }
             let error = fault::of_control(self.outbox.store(), error);
             // A transaction that has failed refuses this, too. Without one it may have been committed.
             let ended = self.conn.batch_execute("SELECT 1").await.is_ok();
@@ -228,7 +249,8 @@ where
         Err(error) => return Err(TransactionError::Begin(error).into()),
     };
     let (outbox, lent, state) = (outbox.clone(), AtomicBool::new(false), State::Open);
-    let mut tx = Transaction { outbox, conn, base, receipt: None, nested: None, lent, in_doubt: false, state };
+    let (receipt, nested, txid) = (None, None, None);
+    let mut tx = Transaction { outbox, conn, base, receipt, txid, nested, lent, in_doubt: false, state };
     tx.begin().await?;
     // Boxed, because the compiler cannot see of the closure's future that it is `Send` while its lifetime is open.
     let work: BoxFuture<'_, _> = Box::pin(work(&mut tx));

@@ -4,9 +4,10 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sqlx::pool::PoolConnection;
 use sqlx::{Database, Pool};
 use tokio::time::Instant;
+
+use crate::warm::{self, Warm, WarmConnection};
 
 /// The most connections that are asked after one of them was refused a write.
 const MOST: u32 = 10;
@@ -17,6 +18,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A database whose connections can be asked whether they lead to a server that takes writes.
 pub(crate) trait Writable: Database {
     fn is_writable(connection: &mut Self::Connection) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// Whether the server has no room for another connection, and the pool says so.
+    fn is_full(error: &sqlx::Error) -> bool;
 }
 
 /// Knows when a server has refused a write because it only reads. After a failover a new connection may lead to the primary;
@@ -58,9 +62,13 @@ impl Failover {
     }
 
     /// A connection of the pool, which leads to a server that takes writes if there is any doubt and any such server.
-    pub(crate) async fn acquire<DB: Writable>(&self, pool: &Pool<DB>) -> Result<PoolConnection<DB>, sqlx::Error> {
+    pub(crate) async fn acquire<DB: Writable>(
+        &self,
+        pool: &Pool<DB>,
+        warm: Option<&Warm<DB>>,
+    ) -> Result<WarmConnection<DB>, sqlx::Error> {
         loop {
-            let mut connection = pool.acquire().await?;
+            let mut connection = warm::acquire(pool, warm).await?;
             if !self.asks() {
                 return Ok(connection);
             }
@@ -70,7 +78,7 @@ impl Failover {
                 Err(error) => tracing::debug!(%error, "closing a connection that did not say whether it can write"),
             }
             // Waited for, so that the pool of one has room for the next.
-            let _ = connection.close().await;
+            let _ = connection.into_pooled().close().await;
         }
     }
 }

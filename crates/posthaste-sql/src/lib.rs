@@ -31,6 +31,8 @@ mod failover;
 mod finish;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod lanes;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod look;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 mod many;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]

@@ -26,7 +26,6 @@ use posthaste_core::store::{
     BoxFuture, Claim, Claimed, CommitError, Error, LaneStore, Lease, RelayStore, Settled, Settlement,
 };
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions, MySqlSslMode};
-use sqlx::pool::PoolConnection;
 use sqlx::{ConnectOptions, Connection, MySql, SqlSafeStr, SqlStr, Transaction};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
@@ -35,11 +34,12 @@ use crate::advice::{located, place};
 use crate::dialect::Slots;
 use crate::failover::{Failover, Writable};
 use crate::finish::finish;
+use crate::look::Looks;
 use crate::many::Many;
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
-use crate::warm::Warm;
+use crate::warm::{Warm, WarmConnection};
 use mark::Mark;
 use patience::Patience;
 use server::Server;
@@ -89,6 +89,7 @@ pub struct MySqlStore {
     /// What goes on although nobody waits for it any more.
     tasks: TaskTracker,
     inserts: Inserts,
+    looks: Looks,
     sql: Arc<Statements>,
     deletes_done: bool,
 }
@@ -112,6 +113,7 @@ struct Statements {
     settle_other: Many,
     held: Many,
     renew: Many,
+    commit_looking: String,
     probe: SqlStr,
     table: TableName,
     mark: Mark,
@@ -141,6 +143,7 @@ impl Statements {
             settle_other: Many::new(&settle_other, sql::CHANGE, " UNION ALL "),
             held: many(slots.held, sql::LEASE),
             renew: many(slots.renew, sql::LEASE),
+            commit_looking: sql::DIALECT.fill(sql::COMMIT_LOOKING, &table),
             probe: sql::DIALECT.statement(sql::PROBE, &table),
             slots: sql::DIALECT.statements(&table),
             lanes: lanes::Statements::new(&table),
@@ -175,6 +178,7 @@ impl MySqlStore {
             skip_locked: None,
             tasks: TaskTracker::new(),
             inserts: Inserts::default(),
+            looks: Looks::default(),
             sql: Arc::new(Statements::new(TableName::default())),
             deletes_done: false,
         }
@@ -238,6 +242,7 @@ impl MySqlStore {
     /// [`Error::Config`], saying what is allowed, for names that are not plain identifiers.
     pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
         self.sql = Arc::new(Statements::new(TableName::parse(table)?));
+        self.looks = Looks::default();
         Ok(self)
     }
 
@@ -296,12 +301,12 @@ impl MySqlStore {
 
     /// Begins a transaction that locks rows only, and no gaps between them.
     async fn begin_relay(&self) -> Result<Transaction<'static, MySql>, sqlx::Error> {
-        Transaction::begin(self.acquire().await?, Some(sql::BEGIN_RELAY.into_sql_str())).await
+        Transaction::begin(self.acquire().await?.into_pooled(), Some(sql::BEGIN_RELAY.into_sql_str())).await
     }
 
     /// A connection for what writes.
-    async fn acquire(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
-        self.failover.acquire(&self.pool).await
+    async fn acquire(&self) -> Result<WarmConnection<MySql>, sqlx::Error> {
+        self.failover.acquire(&self.pool, self.warm.as_ref()).await
     }
 
     fn fault(&self, error: sqlx::Error) -> Error {
@@ -324,6 +329,10 @@ impl MySqlStore {
 impl Writable for MySql {
     async fn is_writable(connection: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
         Ok(sqlx::raw_sql(sql::READ_ONLY).fetch_optional(connection).await?.is_none())
+    }
+
+    fn is_full(error: &sqlx::Error) -> bool {
+        fault::is_full(error)
     }
 }
 

@@ -6,6 +6,7 @@ mod fault;
 mod insert;
 mod kept_plan;
 mod lanes;
+mod look;
 mod low_water;
 mod migrate;
 mod moment;
@@ -28,7 +29,6 @@ use std::time::Duration;
 use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, LaneStore, Lease, RelayStore, Settled, Settlement};
-use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgSslMode, Postgres};
 use sqlx::{ConnectOptions, Connection, SqlStr};
 
@@ -36,17 +36,18 @@ use crate::advice::{located, place};
 use crate::dialect::Slots;
 use crate::failover::{Failover, Writable};
 use crate::lanes::Prepared;
+use crate::look::Looks;
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
-use crate::warm::Warm;
+use crate::warm::{Warm, WarmConnection};
 use kept_plan::KeptPlan;
 use low_water::LowWater;
 use one_table::OneTable;
 use partition::Partitioned;
 use sql::{
-    CHANNEL, CLAIM_FEW_FROM_ONE_TABLE, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, DIALECT, INSERT_ONE,
-    INSERT_ONE_LEASED, INSERT_ONE_PLAIN, INSERT_PLAIN, INSERT_VALUES, NOTIFY, NOTIFY_EVERYWHERE,
+    CHANNEL, CLAIM_FEW_FROM_ONE_TABLE, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, COMMIT_LOOKING, DIALECT,
+    INSERT_ONE, INSERT_ONE_LEASED, INSERT_ONE_PLAIN, INSERT_PLAIN, INSERT_VALUES, NOTIFY, NOTIFY_EVERYWHERE,
     SETTLE_AND_DELETE_DONE,
 };
 
@@ -107,6 +108,7 @@ pub struct PgStore {
     low_water: Arc<LowWater>,
     kept_plan: Arc<KeptPlan>,
     prepared: Arc<Prepared>,
+    looks: Looks,
 }
 
 /// Everything made from the name of the table.
@@ -122,6 +124,7 @@ struct Statements {
     claim_few_from_one_table: SqlStr,
     claim_from_partitions: SqlStr,
     settle_and_delete_done: SqlStr,
+    commit_looking: String,
     notify: SqlStr,
     notify_everywhere: SqlStr,
     channel: String,
@@ -141,6 +144,7 @@ impl Statements {
             claim_few_from_one_table: DIALECT.statement(CLAIM_FEW_FROM_ONE_TABLE, &table),
             claim_from_partitions: DIALECT.statement(CLAIM_FROM_PARTITIONS, &table),
             settle_and_delete_done: DIALECT.statement(SETTLE_AND_DELETE_DONE, &table),
+            commit_looking: DIALECT.fill(COMMIT_LOOKING, &table),
             notify: DIALECT.statement(NOTIFY, &table),
             notify_everywhere: DIALECT.statement(NOTIFY_EVERYWHERE, &table),
             channel: DIALECT.fill(CHANNEL, &table),
@@ -182,6 +186,7 @@ impl PgStore {
             low_water,
             kept_plan,
             prepared: Arc::default(),
+            looks: Looks::default(),
         }
     }
 
@@ -265,6 +270,7 @@ impl PgStore {
         self.low_water = Arc::default();
         self.kept_plan = Arc::default();
         self.prepared = Arc::default();
+        self.looks = Looks::default();
         Ok(self)
     }
 
@@ -344,8 +350,8 @@ impl PgStore {
     }
 
     /// A connection for what writes.
-    async fn acquire(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
-        self.failover.acquire(&self.pool).await
+    async fn acquire(&self) -> Result<WarmConnection<Postgres>, sqlx::Error> {
+        self.failover.acquire(&self.pool, self.warm.as_ref()).await
     }
 
     fn fault(&self, error: sqlx::Error) -> Error {
@@ -379,6 +385,11 @@ impl Writable for Postgres {
     async fn is_writable(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
         let read_only: String = sqlx::query_scalar("SHOW transaction_read_only").fetch_one(connection).await?;
         Ok(read_only == "off")
+    }
+
+    /// The pool goes on trying until its time is up.
+    fn is_full(_: &sqlx::Error) -> bool {
+        false
     }
 }
 

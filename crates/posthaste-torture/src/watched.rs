@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{
     Action, AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, Lane, LaneLease,
-    LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive, RelayStore, Renewed,
-    Settled, Settlement, WriteStore,
+    LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive, RelayOfLanes,
+    RelayStore, Renewed, Settled, Settlement, WriteStore,
 };
 use posthaste_core::{Event, EventId};
 
@@ -252,7 +252,7 @@ impl<D: Database> WriteStore for Watched<D> {
         &self,
         tx: Self::OwnTx,
         firsts: Vec<EventId>,
-    ) -> impl Future<Output = Result<bool, CommitError>> + Send {
+    ) -> impl Future<Output = Result<Vec<EventId>, CommitError>> + Send {
         self.inner.commit_lent(tx, firsts)
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
 use crate::dispatcher::{Dispatcher, HotPath};
+use crate::event::EventId;
 use crate::hook::{Ending, Hooks, WriteHook};
 use crate::lanes::LaneRelay;
 use crate::signal::Signals;
@@ -61,6 +62,16 @@ impl AfterWrite {
             rows.iter_mut().for_each(|row| row.lease = None);
         }
         rows
+    }
+
+    /// The events whose absence from a transaction somebody would have to know of, the first of each insert. If there is no hook,
+    /// and nothing is delivered but from the table, nobody.
+    pub(super) fn to_look_for(&self, rows: &[NewRow], inserts: &[usize]) -> Vec<EventId> {
+        let hot = self.hot.is_some() && rows.iter().any(|row| row.lease.is_some());
+        if !hot && self.hooks.is_empty() {
+            return Vec::new();
+        }
+        inserts.iter().filter_map(|first| rows.get(*first)).map(|row| row.event.id().clone()).collect()
     }
 
     /// The same for what is written in a savepoint: no place is promised, and no lease taken.

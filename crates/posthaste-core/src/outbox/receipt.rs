@@ -1,5 +1,6 @@
 //! The receipt for events written in somebody else's transaction.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -105,6 +106,23 @@ impl Receipt {
         self.end(Ending::Committed);
     }
 
+    /// The same, but the inserts that begin with one of these events may have been undone: what of them is there is delivered from
+    /// the table. Each of `inserts` is where in the rows one begins.
+    pub(super) fn dispatch_without(mut self, gone: &[EventId], inserts: &[usize]) {
+        // One insert that is there is all there is.
+        if (!gone.is_empty() || inserts.len() > 1)
+            && let Some(part) = self.parts.first_mut()
+        {
+            let (kept, undone) = parted(std::mem::take(&mut part.rows), gone, inserts);
+            part.rows = kept;
+            if !undone.is_empty() {
+                let after = part.after.clone();
+                self.parts.push(Part { rows: undone, nested: true, after });
+            }
+        }
+        self.dispatch();
+    }
+
     /// The transaction was rolled back: there is nothing to deliver.
     pub fn rolled_back(mut self) {
         self.end(Ending::RolledBack);
@@ -131,6 +149,26 @@ impl Receipt {
     }
 }
 
+/// The rows of inserts that are there, and those of inserts that may be gone. An event that was written twice has been undone once,
+/// and it is not known which of the two inserts its row is from.
+fn parted(rows: Vec<NewRow>, gone: &[EventId], inserts: &[usize]) -> (Vec<NewRow>, Vec<NewRow>) {
+    let mut seen = HashSet::with_capacity(rows.len());
+    let twice = rows.iter().map(|row| row.event.id()).filter(|id| !seen.insert(*id));
+    let gone: HashSet<EventId> = gone.iter().chain(twice).cloned().collect();
+    if gone.is_empty() {
+        return (rows, Vec::new());
+    }
+    let (mut kept, mut undone) = (Vec::with_capacity(rows.len()), Vec::new());
+    let (mut inserts, mut is_there) = (inserts.iter().peekable(), true);
+    for (place, row) in rows.into_iter().enumerate() {
+        if inserts.next_if(|first| **first == place).is_some() {
+            is_there = !gone.contains(row.event.id());
+        }
+        if is_there { kept.push(row) } else { undone.push(row) }
+    }
+    (kept, undone)
+}
+
 impl Drop for Receipt {
     fn drop(&mut self) {
         self.end(Ending::Unknown);
@@ -140,5 +178,35 @@ impl Drop for Receipt {
 impl fmt::Debug for Receipt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Receipt").field("ids", &self.ids()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+
+    fn row(id: &str) -> NewRow {
+        NewRow::new(Event::builder("T").id(id).json_text("{}").build().unwrap())
+    }
+
+    fn ids(rows: &[NewRow]) -> Vec<&str> {
+        rows.iter().map(|row| row.event.id().as_str()).collect()
+    }
+
+    #[test]
+    fn what_was_inserted_with_an_event_that_is_gone_is_gone_with_it() {
+        let parts = |written: &[&str], gone: &[&str], inserts: &[usize]| {
+            let gone: Vec<_> = gone.iter().map(EventId::from_row).collect();
+            let (kept, undone) = parted(written.iter().copied().map(row).collect(), &gone, inserts);
+            format!("{} | {}", ids(&kept).join(" "), ids(&undone).join(" "))
+        };
+        assert_eq!(parts(&["a", "b", "c"], &[], &[0, 2]), "a b c | ");
+        assert_eq!(parts(&["a", "b", "c"], &["a"], &[0, 2]), "c | a b");
+        assert_eq!(parts(&["a", "b", "c"], &["c"], &[0, 2]), "a b | c");
+        assert_eq!(parts(&["a", "b", "c"], &["a", "b", "c"], &[0, 1, 2]), " | a b c");
+        // Undone and written again: the row that is there may be from either.
+        assert_eq!(parts(&["a", "x", "a"], &[], &[0, 1, 2]), "x | a a");
+        assert_eq!(parts(&["a", "b", "x", "a"], &[], &[0, 2]), "x a | a b");
     }
 }

@@ -186,19 +186,19 @@ impl<S: WriteStore> Held<S> {
         }
     }
 
-    /// Commits, and says whether what was written is there, by the first event of each insert. Nobody had the connection since the
+    /// Commits, and gives those of the first events of each insert that may not be there. Nobody had the connection since the
     /// only insert, if none are given.
     pub(super) async fn commit(
         mut self,
         abandoned: Option<usize>,
         lent: Option<Vec<EventId>>,
-    ) -> Result<bool, CommitError> {
+    ) -> Result<Vec<EventId>, CommitError> {
         self.end_abandoned(abandoned).await?;
         let store = &self.outbox.0.store;
         let own = self.own.take().expect("it is held until it is kept");
         match lent {
             Some(firsts) => store.commit_lent(own, firsts).await,
-            None => store.commit_inserted(own).await.map(|()| true),
+            None => store.commit_inserted(own).await.map(|()| Vec::new()),
         }
     }
 }

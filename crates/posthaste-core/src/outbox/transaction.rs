@@ -184,16 +184,13 @@ impl<S: WriteStore> Transaction<S> {
         let held = self.hold().map_err(ended)?;
         let receipt = self.take_receipt();
         let (abandoned, inserted_last) = (self.abandoned.take(), self.inserted_last);
-        let rows = receipt.rows_to_insert();
-        let firsts = || self.inserts.iter().filter_map(|first| rows.get(*first)).map(|row| row.event.id().clone());
-        let lent = (!inserted_last).then(|| firsts().collect());
+        let inserts = std::mem::take(&mut self.inserts);
+        let lent = (!inserted_last).then(|| self.outbox.0.after.to_look_for(receipt.rows_to_insert(), &inserts));
         let commit = async move {
             kill_point!("commit.before");
             let committed = held.commit(abandoned, lent).await;
             match &committed {
-                Ok(true) => receipt.dispatch(),
-                // The poller sees which of them are there.
-                Ok(false) => receipt.nested().dispatch(),
+                Ok(gone) => receipt.dispatch_without(gone, &inserts),
                 Err(CommitError::NotCommitted(_)) => receipt.rolled_back(),
                 Err(CommitError::Unknown(_)) => drop(receipt),
             }

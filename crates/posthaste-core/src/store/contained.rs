@@ -12,7 +12,6 @@ use super::{
 };
 use crate::event::{Event, EventId};
 use crate::hook::panic_text;
-use crate::order::Ordered;
 
 /// A store whose panics are errors like any other, as is an answer that does not come in time.
 ///

@@ -279,7 +279,7 @@ impl<S: WriteStore> WriteStore for Faulty<S> {
         self.meddle_with_commit(tx, |tx| self.inner.commit(tx)).await
     }
 
-    async fn commit_lent(&self, tx: S::OwnTx, firsts: Vec<EventId>) -> Result<bool, CommitError> {
+    async fn commit_lent(&self, tx: S::OwnTx, firsts: Vec<EventId>) -> Result<Vec<EventId>, CommitError> {
         self.meddle_with_commit(tx, |tx| self.inner.commit_lent(tx, firsts)).await
     }
 

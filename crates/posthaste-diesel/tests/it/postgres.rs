@@ -218,3 +218,59 @@ async fn a_read_only_transaction_is_unavailable() {
     outbox.shutdown().await;
     inbox.assert_empty();
 }
+
+/// What a statement of the user's has rolled back is not delivered, although another transaction was committed in its place.
+#[tokio::test]
+async fn a_statement_that_rolls_back_and_begins_another() {
+    let database = create::<PgFixture>().await;
+    let (outbox, witness, mut inbox) = watched(database.store()).await;
+    let mut conn = database.connect().await;
+    let (undone, kept) = (event("Undone"), event("Kept"));
+    for (statement, after) in [("ROLLBACK; BEGIN", false), ("ROLLBACK; BEGIN", true), ("ROLLBACK AND CHAIN", true)] {
+        let transaction = outbox.transaction_on(&mut conn, async |tx| {
+            tx.write(&undone).await?;
+            tx.batch_execute(statement).await?;
+            tx.batch_execute("INSERT INTO orders (total) VALUES (1)").await?;
+            if after {
+                tx.write(&kept).await?;
+                tx.batch_execute("SELECT 1").await?;
+            }
+            anyhow::Ok(())
+        });
+        transaction.await.unwrap();
+        let unknown = told("unknown", std::slice::from_ref(&undone));
+        if after {
+            assert_eq!(inbox.arrival().await, (kept.id().to_string(), Path::Hot), "{statement}");
+            assert_eq!(witness.told(), [told("commit", std::slice::from_ref(&kept)), unknown], "{statement}");
+        } else {
+            assert_eq!(witness.told(), [unknown], "{statement}");
+        }
+        inbox.assert_empty();
+        conn.batch_execute("DELETE FROM outbox_event WHERE event_type = 'Kept'").await.unwrap();
+    }
+    // The transactions that were begun in its place were committed.
+    conn.batch_execute("SELECT 1 / (count(*) = 3)::int FROM orders").await.unwrap();
+
+    // One that was committed is in the table, and the poller sees it.
+    let committed = outbox.transaction_on(&mut conn, async |tx| {
+        tx.write(&undone).await?;
+        tx.batch_execute("COMMIT; BEGIN").await?;
+        anyhow::Ok(())
+    });
+    committed.await.unwrap();
+    assert_eq!(inbox.arrival().await, (undone.id().to_string(), Path::Cold));
+
+    // And the transaction that is still the same goes hot, whatever was said in it.
+    let same = event("Same");
+    outbox
+        .transaction_on(&mut conn, async |tx| {
+            tx.write(&same).await?;
+            tx.batch_execute("SAVEPOINT a; SELECT 1; ROLLBACK TO a").await?;
+            anyhow::Ok(())
+        })
+        .await
+        .unwrap();
+    assert_eq!(inbox.arrival().await, (same.id().to_string(), Path::Hot));
+    outbox.shutdown().await;
+    inbox.assert_empty();
+}

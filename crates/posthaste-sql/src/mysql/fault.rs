@@ -104,6 +104,16 @@ fn with_advice(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
     })
 }
 
+/// Whether the server has no room for another connection, of anybody or of this user.
+pub(super) fn is_full(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|database| matches!(number(database), 1040 | 1203 | 1226))
+}
+
+/// Whether this user may not read the table.
+pub(super) fn is_denied(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|database| matches!(number(database), 1142 | 1143))
+}
+
 /// Whether an id was taken. Nothing else in the table is unique.
 pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(DatabaseError::is_unique_violation)

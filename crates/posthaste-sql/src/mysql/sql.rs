@@ -187,6 +187,10 @@ pub(super) const BEGIN_OWN: &str = "BEGIN; SAVEPOINT posthaste_begin";
 /// Commits it. Refused, and nothing is committed, unless it is the very transaction that was begun.
 pub(super) const COMMIT_OWN: &str = "RELEASE SAVEPOINT posthaste_begin; COMMIT";
 
+/// The same, and says which of some events are in it.
+pub(super) const COMMIT_LOOKING: &str = "RELEASE SAVEPOINT posthaste_begin; \
+     SELECT event_id FROM {table} WHERE event_id IN ({ids}); COMMIT";
+
 /// Refused in a transaction, and changes nothing outside.
 pub(super) const ASK: &str = "SET TRANSACTION READ WRITE";
 

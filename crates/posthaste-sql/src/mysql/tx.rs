@@ -9,7 +9,7 @@ use std::time::Duration;
 use posthaste_core::EventId;
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
 use sqlx::mysql::{MySql, MySqlConnection, MySqlTransactionManager};
-use sqlx::{SqlSafeStr, Transaction};
+use sqlx::{AssertSqlSafe, SqlSafeStr, Transaction};
 use sqlx_core::transaction::TransactionManager;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 use super::insert::Open;
 use super::{MySqlStore, fault, sql};
 use crate::finish::finish;
+use crate::look::{Looked, literals};
 use crate::savepoint;
 use crate::warm::WarmConnection;
 
@@ -105,11 +106,17 @@ async fn commit(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
 ///
 /// sqlx then counts it as open. What it has to say to end that goes with the return of the connection to its pool.
 async fn commit_same(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    release_all(connection).await?;
+    sqlx::raw_sql(sql::COMMIT_OWN).execute(&mut *connection).await?;
+    MySqlTransactionManager::start_rollback(connection);
+    Ok(())
+}
+
+/// Ends savepoints that somebody has begun and forgotten.
+async fn release_all(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
     while MySqlTransactionManager::get_transaction_depth(connection) > 1 {
         MySqlTransactionManager::commit(connection).await?;
     }
-    sqlx::raw_sql(sql::COMMIT_OWN).execute(&mut *connection).await?;
-    MySqlTransactionManager::start_rollback(connection);
     Ok(())
 }
 
@@ -140,7 +147,7 @@ impl WriteStore for MySqlStore {
                 warm.clear();
             }
             let connection = store.acquire().await?;
-            store.begin_on(WarmConnection::new(connection)).await
+            store.begin_on(connection).await
         });
         begun.await.map_err(|error| self.fault(error))
     }
@@ -169,14 +176,25 @@ impl WriteStore for MySqlStore {
     /// [`CommitError::NotCommitted`] also when the server had rolled the transaction back after a deadlock, if an event that was
     /// written in it shows that.
     async fn commit(&self, tx: MySqlTx) -> Result<(), CommitError> {
-        self.end(tx, true).await
+        self.end(tx, End::Asking).await.map(drop)
+    }
+
+    /// Looks for the events in the message of the commit: a savepoint may have been undone of which nobody knew.
+    ///
+    /// # Errors
+    /// As those of [`commit`](WriteStore::commit).
+    async fn commit_lent(&self, tx: MySqlTx, firsts: Vec<EventId>) -> Result<Vec<EventId>, CommitError> {
+        if firsts.is_empty() || self.looks.are_refused() {
+            return self.commit(tx).await.map(|()| firsts);
+        }
+        self.end(tx, End::Looking(firsts)).await
     }
 
     /// As sqlx commits, which costs less, if the insert was surely in a transaction that somebody began. Nobody asks whether that
     /// was us: one that a statement of the user's has begun in place of ours has the event and all that came with it, and with a
     /// savepoint to release and a ROLLBACK for sqlx a transaction would take the server a fifth longer.
     async fn commit_inserted(&self, tx: MySqlTx) -> Result<(), CommitError> {
-        self.end(tx, false).await
+        self.end(tx, End::Plain).await.map(drop)
     }
 
     async fn rollback(&self, mut tx: MySqlTx) -> Result<(), Error> {
@@ -240,6 +258,16 @@ impl WriteStore for MySqlStore {
     }
 }
 
+/// How a transaction is to be committed.
+enum End {
+    /// At once, if the only insert was surely in it.
+    Plain,
+    /// If it is still the same.
+    Asking,
+    /// The same, and these events are looked for.
+    Looking(Vec<EventId>),
+}
+
 /// What is said to who goes on in a transaction that is none any more.
 fn ended() -> Error {
     let reason = "the transaction has ended: the server has rolled it back, as it does after a deadlock, or a statement of yours \
@@ -278,8 +306,8 @@ impl MySqlStore {
         }
     }
 
-    /// Commits, in any case only if it is still the same transaction, or if that is not known yet.
-    async fn end(&self, mut tx: MySqlTx, in_any_case: bool) -> Result<(), CommitError> {
+    /// Commits, and gives those of the events to look for that are not in the transaction any more.
+    async fn end(&self, mut tx: MySqlTx, end: End) -> Result<Vec<EventId>, CommitError> {
         let (mut connection, writes) = tx.take().expect("a transaction ends once");
         if writes.cut {
             connection.close_on_drop();
@@ -288,21 +316,29 @@ impl MySqlStore {
         if self.depth(&connection) == 0 {
             return Err(CommitError::NotCommitted(savepoint::ended()));
         }
-        let (store, asking) = (self.clone(), in_any_case || writes.doubtful);
+        let store = self.clone();
         let end = async move {
-            let committed = if asking { commit_same(&mut connection).await } else { commit(&mut connection).await };
-            let Err(error) = committed else {
-                // What sqlx says to end one that it counts as open goes with the return to the pool.
-                if let (Some(warm), false) = (&store.warm, asking) {
-                    warm.keep(*connection);
+            let committed = match end {
+                End::Plain if !writes.doubtful => {
+                    let committed = commit(&mut connection).await;
+                    if let (Some(warm), Ok(())) = (&store.warm, &committed) {
+                        warm.keep(*connection);
+                        return Ok(Vec::new());
+                    }
+                    committed.map(|()| Vec::new()).map_err(|error| store.commit_fault(error))
                 }
-                return Ok(());
+                End::Plain | End::Asking => match commit_same(&mut connection).await {
+                    Err(error) if fault::is_no_savepoint(&error) => {
+                        Err(store.ended_before(&mut connection, &writes).await)
+                    }
+                    committed => committed.map(|()| Vec::new()).map_err(|error| store.commit_fault(error)),
+                },
+                End::Looking(firsts) => store.commit_looking(&mut connection, &writes, firsts).await,
             };
-            connection.close_on_drop();
-            if !fault::is_no_savepoint(&error) {
-                return Err(store.commit_fault(error));
+            if committed.is_err() {
+                connection.close_on_drop();
             }
-            Err(store.ended_before(&mut connection, &writes).await)
+            committed
         };
         finish(&self.tasks, end).await
     }
@@ -315,6 +351,43 @@ impl MySqlStore {
         }
         let writes = self.inserts.writes(connection);
         self.ended_before(connection, &writes).await
+    }
+
+    /// Commits unless the transaction is not the one any more that was begun, and gives those of the events that are not in it. Who
+    /// may not look knows of none of them.
+    async fn commit_looking(
+        &self,
+        connection: &mut MySqlConnection,
+        writes: &Writes,
+        firsts: Vec<EventId>,
+    ) -> Result<Vec<EventId>, CommitError> {
+        if let Err(error) = release_all(connection).await {
+            return Err(match fault::is_no_savepoint(&error) {
+                true => self.ended_before(connection, writes).await,
+                false => self.commit_fault(error),
+            });
+        }
+        let ids = literals(&firsts, "_utf8mb4 X'", "'");
+        // Made of a statement of ours, and of digits.
+        let sql = AssertSqlSafe(self.sql.commit_looking.replace("{ids}", &ids));
+        let looked = Looked::after::<MySql>(sqlx::raw_sql(sql).fetch_many(&mut *connection)).await;
+        let missing = match looked.ended {
+            Ok(()) => looked.missing(firsts),
+            Err(error) => match looked.statements {
+                0 if fault::is_no_savepoint(&error) => return Err(self.ended_before(connection, writes).await),
+                1 if fault::is_denied(&error) => {
+                    self.looks.refused();
+                    let committed = sqlx::raw_sql("COMMIT").execute(&mut *connection).await;
+                    committed.map_err(|error| self.commit_fault(error))?;
+                    firsts
+                }
+                // The COMMIT was not carried out.
+                1 if error.as_database_error().is_some() => return Err(CommitError::NotCommitted(self.fault(error))),
+                _ => return Err(self.commit_fault(error)),
+            },
+        };
+        MySqlTransactionManager::start_rollback(connection);
+        Ok(missing)
     }
 
     /// How a transaction has ended that is gone. The servers do not say, so its rows are looked for.

@@ -396,6 +396,18 @@ pub(super) const INSERT_VALUES_ROW: &str = "($1::text, $2::text, $3::text, $4::t
      statement_timestamp() + $13::bigint * INTERVAL '1 microsecond'), $14::text, \
      CASE WHEN $14::text IS NOT NULL THEN statement_timestamp() END)";
 
+/// Commits, and says which of some events are in the transaction. The first two statements are refused where a COMMIT would be
+/// answered with success although it commits nothing, and the second lets it be committed if the look is refused. A row that was
+/// there before the transaction began is none of its own. Under SERIALIZABLE nothing is found: a look at the index would be in
+/// conflict with everybody who inserts beside it.
+pub(super) const COMMIT_LOOKING: &str = "SET CONSTRAINTS ALL IMMEDIATE; SAVEPOINT posthaste_look; \
+     SELECT event_id FROM {table} WHERE event_id = ANY (ARRAY[{ids}]) AND created_at >= now(){since} \
+     AND current_setting('transaction_isolation') <> 'serializable'; \
+     COMMIT AND CHAIN";
+
+/// The same after the look was refused.
+pub(super) const COMMIT_WITHOUT_LOOKING: &str = "ROLLBACK TO SAVEPOINT posthaste_look; COMMIT AND CHAIN";
+
 /// Begins a transaction that changes the schema. Under a stricter isolation, which may be the default of a session, what is
 /// read after a lock would be as old as the transaction.
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use posthaste_core::EventId;
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
 use sqlx::Transaction;
 use sqlx::error::DatabaseError;
@@ -30,6 +31,8 @@ const MOST_STALE: usize = 3;
 pub struct PgTx {
     /// Nothing after the end.
     connection: Option<WarmConnection<Postgres>>,
+    /// Whether the server has answered its BEGIN.
+    answered: bool,
 }
 
 impl Deref for PgTx {
@@ -49,6 +52,10 @@ impl DerefMut for PgTx {
 impl Drop for PgTx {
     fn drop(&mut self) {
         let Some(connection) = &mut self.connection else { return };
+        // sqlx would not roll back what it does not count as begun yet.
+        if !self.answered {
+            connection.close_on_drop();
+        }
         // Goes out with the return of the connection to its pool.
         while PgTransactionManager::get_transaction_depth(connection) > 0 {
             PgTransactionManager::start_rollback(connection);
@@ -67,11 +74,12 @@ impl PgStore {
     async fn try_begin(&self, warm: Option<&Warm<Postgres>>) -> Result<PgTx, sqlx::Error> {
         let connection = match warm.and_then(Warm::take) {
             Some(connection) => connection,
-            None => WarmConnection::new(self.acquire().await?),
+            None => self.acquire().await?,
         };
-        let mut tx = PgTx { connection: Some(connection) };
-        PgTransactionManager::begin(&mut tx, None).await?;
-        Ok(tx)
+        let mut tx = PgTx { connection: Some(connection), answered: false };
+        let begun = PgTransactionManager::begin(&mut tx, None).await;
+        tx.answered = true;
+        begun.map(|()| tx)
     }
 
     /// What it means for the transaction around it that a savepoint could not be set, undone or ended.
@@ -124,6 +132,21 @@ impl WriteStore for PgStore {
         }
         let committed = sqlx::raw_sql(COMMIT).execute(&mut *tx).await;
         committed.map(drop).map_err(|error| fault::classify_commit(error, self.table()))
+    }
+
+    /// Looks for the events in the message of the commit: a savepoint may have been undone of which nobody knew, or another
+    /// transaction be open in place of the one that was begun.
+    ///
+    /// # Errors
+    /// As those of [`commit`](WriteStore::commit).
+    async fn commit_lent(&self, tx: PgTx, firsts: Vec<EventId>) -> Result<Vec<EventId>, CommitError> {
+        if firsts.is_empty() || self.looks.are_refused() {
+            return self.commit(tx).await.map(|()| firsts);
+        }
+        if self.depth(&tx) == 0 {
+            return Err(CommitError::NotCommitted(savepoint::ended()));
+        }
+        self.commit_looking(tx, firsts).await
     }
 
     /// As sqlx commits, which costs less: the insert would have failed in a transaction that has failed.

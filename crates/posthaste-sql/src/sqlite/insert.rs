@@ -15,22 +15,38 @@ use crate::driver::{self, DriverStore, Parameter, Refusal, headers, taken_id};
 use crate::many::Many;
 use crate::plain::are_plain;
 
+/// When it is asked whether the transaction is open in which rows are inserted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// It was, and nobody has had the connection since.
+    Before,
+    /// In the message of the insert.
+    Afterwards,
+}
+
 impl SqliteStore {
     /// Inserts rows within the transaction that is open.
-    pub(super) async fn insert_rows(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
+    pub(super) async fn insert_rows(
+        &self,
+        connection: &mut SqliteConnection,
+        rows: &[NewRow],
+        ask: Ask,
+    ) -> Result<(), Error> {
         let now = self.now();
         // One row has nothing to share.
         let plain = rows.len() > 1 && are_plain(rows) && share_a_lease(rows);
         let insert = if plain { Insert::Plain } else { Insert::Any };
-        let asking = match insert {
-            Insert::Plain => &self.sql.insert_plain_asking,
-            Insert::Any => &self.sql.insert_asking,
+        let statement = match (ask, insert) {
+            (Ask::Before, insert) => self.statement(insert),
+            (Ask::Afterwards, Insert::Plain) => &self.sql.insert_plain_asking,
+            (Ask::Afterwards, Insert::Any) => &self.sql.insert_asking,
         };
-        if let Some(sql) = asking.exactly(rows.len()) {
+        if let Some(sql) = statement.exactly(rows.len()) {
             return match insert.bind(sql, rows, now).execute(&mut *connection).await {
                 Err(error) if fault::is_within_a_transaction(&error) => Ok(()),
                 Err(error) if fault::is_duplicate(&error) => Err(self.duplicate(connection, rows).await),
                 Err(error) => Err(self.fault(error)),
+                Ok(_) if ask == Ask::Before => Ok(()),
                 // Known only now: they were stored on their own.
                 Ok(_) => {
                     self.take_back(connection, rows).await?;
@@ -44,7 +60,9 @@ impl SqliteStore {
             sqlx::raw_sql(sql).execute(connection).await.map(drop).map_err(|error| self.fault(error))
         };
         // Outside of a transaction it would begin one, of which sqlx knows nothing.
-        self.expect_open(connection).await?;
+        if ask == Ask::Afterwards {
+            self.expect_open(connection).await?;
+        }
         say(connection, "SAVEPOINT posthaste_insert").await?;
         match self.insert_cut(connection, insert, rows, now).await {
             Ok(()) => say(connection, "RELEASE SAVEPOINT posthaste_insert").await,
@@ -66,13 +84,17 @@ impl SqliteStore {
         deleted.map(drop).map_err(|error| self.fault(error))
     }
 
-    /// Whether all these events are in the table, as the connection sees it.
-    pub(super) async fn are_there(&self, connection: &mut SqliteConnection, ids: &[EventId]) -> Result<bool, Error> {
+    /// Those of these events that are not in the table, as the connection sees it.
+    pub(super) async fn missing(
+        &self,
+        connection: &mut SqliteConnection,
+        ids: &[EventId],
+    ) -> Result<Vec<EventId>, Error> {
         let ids: Vec<&str> = ids.iter().map(EventId::as_str).collect();
         let json = serde_json::to_string(&ids).unwrap_or_default();
         let missing = sqlx::query_scalar::<_, String>(self.sql.missing.clone()).bind(json);
-        let missing = missing.fetch_optional(connection).await.map_err(|error| self.fault(error))?;
-        Ok(missing.is_none())
+        let missing = missing.fetch_all(connection).await.map_err(|error| self.fault(error))?;
+        Ok(missing.into_iter().map(EventId::from_row).collect())
     }
 
     async fn insert_cut(

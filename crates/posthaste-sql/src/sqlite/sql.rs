@@ -123,7 +123,7 @@ pub(super) const ASK: &str = "BEGIN; ROLLBACK";
 
 /// One of the ids in a JSON array that no row has.
 pub(super) const MISSING: &str = "SELECT s.value FROM json_each(?1) AS s \
-     WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WHERE t.event_id = s.value) LIMIT 1";
+     WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WHERE t.event_id = s.value)";
 
 /// Deletes the rows whose ids are in a JSON array.
 pub(super) const TAKE_BACK: &str = "DELETE FROM {table} WHERE event_id IN (SELECT value FROM json_each(?1))";

@@ -10,6 +10,7 @@ use sqlx::{Connection, SqlSafeStr, Transaction};
 use sqlx_core::transaction::TransactionManager;
 
 use super::gate::Turn;
+use super::insert::Ask;
 use super::{SqliteStore, fault, sql};
 use crate::savepoint;
 
@@ -63,7 +64,7 @@ impl WriteStore for SqliteStore {
         if rows.is_empty() {
             return Ok(());
         }
-        self.insert_rows(connection, rows).await
+        self.insert_rows(connection, rows, Ask::Afterwards).await
     }
 
     /// Asks first: a row that is stored on its own, for however short a time, may be delivered by whoever polls, who has to wait
@@ -73,7 +74,7 @@ impl WriteStore for SqliteStore {
             return Ok(());
         }
         self.expect_open(connection).await?;
-        self.insert_rows(connection, rows).await
+        self.insert_rows(connection, rows, Ask::Before).await
     }
 
     async fn commit(&self, mut tx: SqliteTx) -> Result<(), CommitError> {
@@ -83,12 +84,12 @@ impl WriteStore for SqliteStore {
 
     /// Looks for the rows, which costs no more than to catch up: another transaction may be open in place of the one that was
     /// begun, or a savepoint undone of which nobody knew.
-    async fn commit_lent(&self, mut tx: SqliteTx, firsts: Vec<EventId>) -> Result<bool, CommitError> {
+    async fn commit_lent(&self, mut tx: SqliteTx, firsts: Vec<EventId>) -> Result<Vec<EventId>, CommitError> {
         if firsts.is_empty() {
-            return self.commit(tx).await.map(|()| true);
+            return self.commit(tx).await.map(|()| firsts);
         }
-        let all_there = self.are_there(&mut tx, &firsts).await.map_err(CommitError::NotCommitted)?;
-        self.commit_inserted(tx).await.map(|()| all_there)
+        let missing = self.missing(&mut tx, &firsts).await.map_err(CommitError::NotCommitted)?;
+        self.commit_inserted(tx).await.map(|()| missing)
     }
 
     async fn commit_inserted(&self, tx: SqliteTx) -> Result<(), CommitError> {

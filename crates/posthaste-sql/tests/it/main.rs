@@ -17,4 +17,5 @@ mod mysql;
 mod postgres;
 mod relay;
 mod support;
+mod undone;
 mod write;

@@ -10,6 +10,7 @@ mod procedure;
 mod relay;
 #[cfg(feature = "tls")]
 mod tls;
+mod undone;
 mod warm;
 #[cfg(not(feature = "tls"))]
 mod without_tls;

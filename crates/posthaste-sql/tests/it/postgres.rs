@@ -15,6 +15,7 @@ mod signal;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;
+mod undone;
 mod warm;
 #[cfg(not(feature = "tls"))]
 mod without_tls;

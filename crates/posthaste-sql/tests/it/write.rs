@@ -313,6 +313,52 @@ async fn an_event_is_not_stored_outside_of_somebody_elses_transaction() {
     }
 }
 
+/// In a transaction of the outbox that a statement of the user's has ended, an event is refused, and is not there.
+#[tokio::test]
+async fn an_event_is_refused_after_the_end_of_a_transaction() {
+    let database = Database::new();
+    let store = database.store().await;
+    sqlx::raw_sql("CREATE TABLE business (id INTEGER)").execute(store.pool()).await.unwrap();
+    let outbox = Outbox::writer_only(store.clone()).start().await.unwrap();
+    for (statement, events) in
+        [("ROLLBACK", 1), ("COMMIT", 1), ("ROLLBACK", 3), ("ROLLBACK", 3), ("COMMIT", 3), ("COMMIT", 1000)]
+    {
+        let mut tx = outbox.begin().await.unwrap();
+        sqlx::raw_sql("INSERT INTO business VALUES (1)").execute(&mut *tx).await.unwrap();
+        sqlx::raw_sql(statement).execute(&mut *tx).await.unwrap();
+        for _ in 0..2 {
+            let written = tx.write_all((0..events).map(|_| Event::of_json("Lonely", "{}"))).await;
+            assert!(format!("{:?}", written.unwrap_err()).contains("the transaction has ended"), "{statement}");
+        }
+        assert!(tx.commit().await.is_err(), "{statement}");
+        assert_eq!(store.counts().await.unwrap().total(), 0, "{statement}, {events} events");
+    }
+    // Where it is open it is written, as before.
+    let mut tx = outbox.begin().await.unwrap();
+    for (number, events) in [1, 3, 3, 3, 1000].into_iter().enumerate() {
+        sqlx::raw_sql("INSERT INTO business VALUES (2)").execute(&mut *tx).await.unwrap();
+        tx.write_all((0..events).map(|n| event(&format!("{number}-{n}")))).await.unwrap();
+        let taken = tx.write(event(&format!("{number}-0"))).await.unwrap_err();
+        assert!(format!("{taken:?}").contains("DuplicateId"), "{taken:?}");
+    }
+    tx.commit().await.unwrap();
+    assert_eq!(store.counts().await.unwrap().total(), 1010);
+}
+
+/// What is undone by a statement is not delivered, and what is not takes the hot path.
+#[tokio::test]
+async fn what_a_statement_has_not_undone_takes_the_hot_path() {
+    use crate::undone::Step::{Say, Write};
+    use crate::undone::{Outcome, after};
+    let database = Database::new();
+    let store = database.store().await;
+    let say = async |connection: &mut sqlx::SqliteConnection, statement| {
+        sqlx::raw_sql(statement).execute(connection).await.unwrap();
+    };
+    let steps = [Write(&["kept"]), Say("SAVEPOINT mine"), Write(&["u", "v"]), Say("ROLLBACK TO mine"), Write(&["w"])];
+    assert_eq!(after(&store, &steps, say).await, Outcome::of(&["kept", "w"], &[]));
+}
+
 /// What was rolled back by a statement of the user's is not delivered, although what came after it is committed.
 #[tokio::test]
 async fn a_statement_that_undoes_an_event() {

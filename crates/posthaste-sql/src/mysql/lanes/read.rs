@@ -51,7 +51,7 @@ impl MySqlStore {
     }
 
     async fn begin_read(&self, begin: &'static str) -> Result<Transaction<'static, MySql>, sqlx::Error> {
-        Transaction::begin(self.acquire().await?, Some(begin.into_sql_str())).await
+        Transaction::begin(self.acquire().await?.into_pooled(), Some(begin.into_sql_str())).await
     }
 
     /// The leases of an owner, and whether their lanes have closed keys.

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use posthaste_core::store::{NewRow, WriteStore};
+use posthaste_core::store::{AdminStore, NewRow, RelayStore, WriteStore};
 use posthaste_sql::MySqlStore;
 use sqlx::AssertSqlSafe;
 use sqlx::mysql::MySqlPoolOptions;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Database;
-use crate::support::event;
+use crate::support::{claim_of, event};
 
 /// Longer than a connection waits for the next transaction.
 const LATER: Duration = Duration::from_millis(500);
@@ -73,5 +74,34 @@ async fn one_that_the_server_has_ended_meanwhile_is_passed_by() {
     let mut other = database.connection().await;
     sqlx::raw_sql(AssertSqlSafe(format!("KILL {first}"))).execute(&mut other).await.unwrap();
     assert_ne!(write_one(&store, "b").await, first);
+    store.close().await;
+}
+
+/// A pool of sqlx says at once that such a server has no room, and sees nothing of those that come back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_starves_where_the_server_allows_fewer_connections_than_the_pool() {
+    let database = Database::new().await;
+    let unlimited = database.store().await;
+    let limited = database.user("WITH MAX_USER_CONNECTIONS 2").await;
+    let pool = MySqlPoolOptions::new().max_connections(8).acquire_timeout(Duration::from_secs(10));
+    let store = MySqlStore::new(pool.connect_with(limited).await.unwrap()).reusing_connections();
+
+    let mut tasks = JoinSet::new();
+    for writer in 0..6 {
+        let store = store.clone();
+        tasks.spawn(async move {
+            for number in 0..50 {
+                write_one(&store, &format!("{writer}-{number}")).await;
+            }
+        });
+    }
+    let relay = store.clone();
+    tasks.spawn(async move {
+        for _ in 0..20 {
+            relay.claim(&claim_of(10)).await.unwrap();
+        }
+    });
+    timeout(Duration::from_secs(60), tasks.join_all()).await.expect("somebody starves");
+    assert_eq!(unlimited.counts().await.unwrap().total(), 300);
     store.close().await;
 }

@@ -1,12 +1,12 @@
 //! Futures that are dropped half-way, on a pool of one connection.
 
-use posthaste_core::store::{Action, AdminStore, Filter, Page, Purge, Redrive, RelayStore};
+use posthaste_core::store::{Action, AdminStore, Filter, Page, Purge, Redrive, RelayStore, WriteStore};
 use posthaste_core::{Event, Outbox};
 use posthaste_sql::{Partitions, PgStore};
 use sqlx::{AssertSqlSafe, Connection, Row};
 
 use super::support::{Database, claim, within, write};
-use crate::support::{claim_of, cut_short, event, settle_all};
+use crate::support::{claim_of, cut_short, event, settle_all, unleased};
 
 /// The one connection of the pool is outside of any transaction, to sqlx and to PostgreSQL.
 async fn assert_no_transaction_is_open(store: &PgStore) {
@@ -69,6 +69,23 @@ async fn begin_alone_leaves_no_open_transaction() {
     tx.commit().await.unwrap();
     store.pool().close().await;
     assert_eq!(database.store().await.counts().await.unwrap().new, 1);
+}
+
+/// The outbox runs a BEGIN to its end. Who uses the store by himself may drop it.
+#[tokio::test]
+async fn a_begin_of_the_store_that_was_dropped_leaves_no_open_transaction() {
+    let database = Database::new().await;
+    for store in [database.store_of_one().await, database.store_of_one().await.reusing_connections()] {
+        cut_everywhere(&store, async || drop(store.begin().await.unwrap())).await;
+        // On one that comes from the transaction before, too.
+        let committed = async |polls: usize| {
+            let mut tx = store.begin().await.unwrap();
+            store.insert(&mut tx, &unleased([event(&polls.to_string())])).await.unwrap();
+            store.commit_inserted(tx).await.unwrap();
+        };
+        cut_everywhere_after(&store, committed, async |()| drop(store.begin().await.unwrap())).await;
+        sqlx::raw_sql("DELETE FROM outbox_event").execute(store.pool()).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Statements that were prepared when the table was empty, once it is not.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use posthaste_core::store::{Action, AdminStore, Purge, RelayStore, Settlement};
 use posthaste_sql::PgStore;
@@ -19,21 +19,35 @@ async fn a_kept_plan_that_has_become_bad_is_left() {
     sql(&store, "ALTER TABLE outbox_event SET (autovacuum_enabled = false)").await;
     for _ in 0..10 {
         write(&store, [event("x")]).await;
-        claim(&store, 100).await;
+        // A store that knows of no claim before it, since one that was slow, for whatever reason, would leave the plan by now.
+        claim(&anew(&store), 100).await;
         sql(&store, "DELETE FROM outbox_event").await;
     }
     let fill = "INSERT INTO outbox_event (event_id, event_type, payload, status) \
                 SELECT 'done ' || n, 'X', '{}', 1 FROM generate_series(1, 100000) AS n";
     sql(&store, fill).await;
-    let mut walks = Vec::new();
-    for _ in 0..4 {
-        let before = walked(&store).await;
-        claim(&store, 100).await;
-        walks.push(walked(&store).await - before);
+    for _ in 0..10 {
+        let (store, started_at) = (anew(&store), Instant::now());
+        let mut walks = Vec::new();
+        for _ in 0..4 {
+            let before = walked(&store).await;
+            claim(&store, 100).await;
+            walks.push(walked(&store).await - before);
+        }
+        assert!(walks[0] >= 100_000, "it was no bad plan: {walks:?}");
+        // After ten seconds it is given another chance.
+        if started_at.elapsed() < Duration::from_secs(10) {
+            // One that is slow by far is enough, otherwise two are: then claims are planned anew, and walk over nothing.
+            assert!(walks[2] < 1000 && walks[3] < 1000, "{walks:?} rows walked");
+            return;
+        }
     }
-    // One that is slow by far is enough, otherwise two are: then claims are planned anew, and walk over nothing.
-    assert!(walks[2] < 1000 && walks[3] < 1000, "{walks:?} rows walked");
-    assert!(walks[0] >= 100_000, "it was no bad plan: {walks:?}");
+    panic!("four claims never took less than ten seconds");
+}
+
+/// A store on the same connection, and so with the same plans, that knows nothing of how long they took.
+fn anew(store: &PgStore) -> PgStore {
+    PgStore::new(store.pool().clone())
 }
 
 #[tokio::test]

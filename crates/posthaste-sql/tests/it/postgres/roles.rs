@@ -11,6 +11,7 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::sync::mpsc;
 
 use super::support::{Database, claim, sql, within, write};
+use super::undone::Told;
 use crate::support::{claim_of, event, settle_all, unleased};
 
 const PAGE: &str = include_str!("../../../../../docs/databases.md");
@@ -120,6 +121,19 @@ async fn writer(roles: &Roles) {
     tx.write(event("d")).await.unwrap();
     tx.commit().await.unwrap();
     outbox.shutdown().await;
+
+    // It may not look for what it wrote, and commits all the same.
+    let told = Told::default();
+    let outbox = Outbox::writer_only(store.clone()).hook(told.clone()).start().await.unwrap();
+    for id in ["y", "z"] {
+        let mut tx = outbox.begin().await.unwrap();
+        tx.write(event(id)).await.unwrap();
+        sqlx::raw_sql("SELECT 1").execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    outbox.shutdown().await;
+    assert_eq!(told.take(), ["unknown 1", "unknown 1"]);
+    assert_eq!(sql(&roles.superuser, format!("DELETE FROM {TABLE} WHERE event_id IN ('y', 'z')")).await, 2);
 
     let mut tx = store.begin().await.unwrap();
     let taken = store.insert(&mut tx, &unleased([event("a")])).await;

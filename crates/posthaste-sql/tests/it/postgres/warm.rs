@@ -3,13 +3,14 @@
 use std::future::Future;
 use std::time::Duration;
 
-use posthaste_core::store::{NewRow, WriteStore};
+use posthaste_core::store::{AdminStore, NewRow, RelayStore, WriteStore};
 use posthaste_sql::PgStore;
 use sqlx::postgres::PgPoolOptions;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::support::Database;
-use crate::support::event;
+use super::support::{Database, sql};
+use crate::support::{claim_of, event};
 
 /// Longer than a connection waits for the next transaction.
 const LATER: Duration = Duration::from_millis(500);
@@ -166,4 +167,39 @@ async fn a_transaction_that_was_rolled_back_or_dropped_leaves_nothing_open() {
     let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM outbox_event").fetch_one(store.pool()).await.unwrap();
     assert_eq!(rows, 1);
     store.close().await;
+}
+
+/// A pool of sqlx asks such a server for another connection until its time is up, and sees nothing of those that come back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_starves_where_the_server_allows_fewer_connections_than_the_pool() {
+    let database = Database::new().await;
+    let superuser = database.store().await;
+    let role = format!("posthaste_{}_limited", std::process::id());
+    let create = format!(
+        "DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN CONNECTION LIMIT 2 IN ROLE pg_read_all_data, pg_write_all_data"
+    );
+    sql(&superuser, create).await;
+    let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(Duration::from_secs(10));
+    let pool = pool.connect_with(database.options().username(&role)).await.unwrap();
+    let store = PgStore::new(pool).reusing_connections();
+
+    let mut tasks = JoinSet::new();
+    for writer in 0..6 {
+        let store = store.clone();
+        tasks.spawn(async move {
+            for number in 0..50 {
+                write_one(&store, &format!("{writer}-{number}")).await;
+            }
+        });
+    }
+    let relay = store.clone();
+    tasks.spawn(async move {
+        for _ in 0..20 {
+            relay.claim(&claim_of(10)).await.unwrap();
+        }
+    });
+    timeout(Duration::from_secs(60), tasks.join_all()).await.expect("somebody starves");
+    assert_eq!(superuser.counts().await.unwrap().total(), 300);
+    store.close().await;
+    sql(&superuser, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
