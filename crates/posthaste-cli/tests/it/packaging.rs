@@ -35,8 +35,11 @@ fn the_compose_file_has_settings_and_commands_that_the_command_accepts() {
     let compose = yaml("packaging/compose/compose.yaml");
     assert_eq!(keys(&compose["services"]), ["postgres", "kafka", "migrate", "relay"]);
     for (name, service) in compose["services"].as_hash().unwrap() {
-        for depended in service["depends_on"].as_hash().map(|services| services.keys()).into_iter().flatten() {
-            assert!(!compose["services"][depended.as_str().unwrap()].is_badvalue(), "{name:?} depends on {depended:?}");
+        if let Some(services) = service["depends_on"].as_hash() {
+            for depended in services.keys() {
+                let depended = depended.as_str().unwrap();
+                assert!(!compose["services"][depended].is_badvalue(), "{name:?} depends on {depended}");
+            }
         }
         for volume in service["volumes"].as_vec().into_iter().flatten() {
             let volume = volume.as_str().unwrap().split(':').next().unwrap();
