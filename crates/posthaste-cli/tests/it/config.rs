@@ -272,6 +272,7 @@ fn a_new_file_is_right_and_not_written_over() {
     let text = all.join("\n");
     let here = Place::with(&text)
         .variable("KAFKA_PASSWORD", "x")
+        .variable("METRICS_TOKEN", "0123456789abcdef")
         .variable("WEBHOOK_SECRET", "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0");
     if cfg!(feature = "kafka-tls") {
         let output = here.run(&["config", "check"]);
