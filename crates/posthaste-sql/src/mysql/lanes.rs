@@ -13,7 +13,7 @@ use posthaste_core::store::{
     BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLanes, RelayOfLanes,
     Renewed, Settled,
 };
-use posthaste_core::{Event, Ordered};
+use posthaste_core::Event;
 use sqlx::SqlStr;
 use sqlx::mysql::MySqlConnection;
 

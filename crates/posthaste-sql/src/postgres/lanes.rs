@@ -15,7 +15,7 @@ use posthaste_core::store::{
     BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLanes, RelayOfLanes,
     Renewed, Settled,
 };
-use sqlx::postgres::PgConnection;
+use sqlx::postgres::{PgConnection, Postgres};
 use sqlx::{SqlSafeStr, SqlStr, Transaction};
 
 use super::PgStore;
@@ -190,7 +190,8 @@ impl PgStore {
 
     async fn try_agree(&self, owner: &str, settings: &str, length: Duration) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
         let statement = |template| DIALECT.statement(template, self.table());
-        let mut tx = Transaction::begin(self.acquire().await?, Some(BEGIN.into_sql_str())).await?;
+        let connection = &mut *self.acquire().await?;
+        let mut tx = Transaction::<Postgres>::begin(connection, Some(BEGIN.into_sql_str())).await?;
         sqlx::query(statement(sql::AGREE_ALONE)).execute(&mut *tx).await?;
         let others = others(relays(self.table(), &mut tx).await?, owner, settings);
         if others.is_empty() {
