@@ -15,11 +15,11 @@ use crate::support::{Shop, rows, with_orders};
 /// What MariaDB commits by itself.
 const COMMITS: &str = "ALTER TABLE orders ADD COLUMN note TEXT";
 
-fn assert_unknown(committed: Result<(), CommitError>, case: impl std::fmt::Debug) {
+fn assert_unknown(committed: &Result<(), CommitError>, case: impl std::fmt::Debug) {
     assert!(matches!(committed, Err(CommitError::Unknown(_))), "{case:?}: {committed:?}");
 }
 
-fn assert_not_committed(committed: Result<(), CommitError>, case: impl std::fmt::Debug) {
+fn assert_not_committed(committed: &Result<(), CommitError>, case: impl std::fmt::Debug) {
     assert!(matches!(committed, Err(CommitError::NotCommitted(_))), "{case:?}: {committed:?}");
 }
 
@@ -34,7 +34,7 @@ async fn an_event_that_was_undone_alone() {
     tx.write(&undone).await.unwrap();
     inner.rollback().await.unwrap();
     tx.execute_unprepared(COMMITS).await.unwrap();
-    assert_unknown(tx.commit().await, "inner");
+    assert_unknown(&tx.commit().await, "inner");
     assert_eq!(shop.witness.told(), [told("unknown", from_ref(&undone))]);
     assert_eq!((shop.rows().await, placed(&shop.db).await), (0, vec![1]));
     shop.close().await;
@@ -58,7 +58,7 @@ async fn an_event_that_was_deleted_when_it_was_done() {
     assert_eq!(inbox.next().await.id(), done.id());
     assert!(relay.shutdown().await.is_clean());
     assert_eq!(rows(&writer).await, 0, "it was deleted");
-    assert_unknown(tx.commit().await, "deleted");
+    assert_unknown(&tx.commit().await, "deleted");
     assert_eq!(placed(&db).await, [1]);
     writer.shutdown().await;
     fixture.assert_no_open_transaction().await;
@@ -75,7 +75,7 @@ async fn a_commit_in_a_savepoint() {
     savepoint.write(&stored).await.unwrap();
     savepoint.execute_unprepared("COMMIT").await.unwrap();
     savepoint.rollback().await.unwrap_err();
-    assert_unknown(tx.commit().await, "savepoint");
+    assert_unknown(&tx.commit().await, "savepoint");
     assert_eq!((shop.rows().await, placed(&shop.db).await), (1, vec![1]));
     assert_eq!(shop.witness.told(), [told("unknown", from_ref(&stored))]);
     assert_eq!(shop.inbox.next().await.id(), stored.id());
@@ -137,8 +137,8 @@ async fn a_failed_statement() {
         let step = if certain { "rollback" } else { "unknown" };
         assert_eq!(shop.witness.told(), [told(step, from_ref(&written))], "{before:?}");
         match certain {
-            true => assert_not_committed(committed, before),
-            false => assert_unknown(committed, before),
+            true => assert_not_committed(&committed, before),
+            false => assert_unknown(&committed, before),
         }
         let commits = matches!(before, Before::EventAndCommit | Before::CommitAndEvent);
         assert_eq!(placed(&shop.db).await.len(), usize::from(commits), "{before:?}");
@@ -190,8 +190,8 @@ async fn a_connection_that_is_lost_before_the_commit() {
         tx.execute_unprepared(statement).await.unwrap();
         tx.write(event("Lost")).await.unwrap();
         match certain {
-            true => assert_not_committed(tx.commit().await, statement),
-            false => assert_unknown(tx.commit().await, statement),
+            true => assert_not_committed(&tx.commit().await, statement),
+            false => assert_unknown(&tx.commit().await, statement),
         }
         assert_eq!(placed(&shop.db).await.len(), usize::from(!certain), "{statement}");
     }
