@@ -53,7 +53,7 @@ pub(crate) mod sealed {
     }
 
     /// The savepoint before the question whether a transaction is still the same.
-    pub const SAME: &str = "posthaste_same";
+    pub(crate) const SAME: &str = "posthaste_same";
 
     pub trait Dialect {
         /// Where the database ends transactions by itself.

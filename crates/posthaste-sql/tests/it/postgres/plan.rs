@@ -18,31 +18,38 @@ async fn a_kept_plan_that_has_become_bad_is_left() {
     // Nobody tells the server that the table has grown.
     sql(&store, "ALTER TABLE outbox_event SET (autovacuum_enabled = false)").await;
     for _ in 0..10 {
-        write(&store, [event("x")]).await;
-        // A store that knows of no claim before it, since one that was slow, for whatever reason, would leave the plan by now.
-        claim(&anew(&store), 100).await;
-        sql(&store, "DELETE FROM outbox_event").await;
-    }
-    let fill = "INSERT INTO outbox_event (event_id, event_type, payload, status) \
-                SELECT 'done ' || n, 'X', '{}', 1 FROM generate_series(1, 100000) AS n";
-    sql(&store, fill).await;
-    for _ in 0..10 {
-        let (store, started_at) = (anew(&store), Instant::now());
-        let mut walks = Vec::new();
-        for _ in 0..4 {
-            let before = walked(&store).await;
-            claim(&store, 100).await;
-            walks.push(walked(&store).await - before);
-        }
-        assert!(walks[0] >= 100_000, "it was no bad plan: {walks:?}");
-        // After ten seconds it is given another chance.
-        if started_at.elapsed() < Duration::from_secs(10) {
+        sql(&store, "TRUNCATE outbox_event").await;
+        let (walks, took) = walks_of_a_bad_plan(&store).await;
+        // A server that has much else to do may forget its plans at any time, and makes a good one then. After ten seconds a plan
+        // that was left is given another chance.
+        if walks[0] >= 100_000 && took < Duration::from_secs(10) {
             // One that is slow by far is enough, otherwise two are: then claims are planned anew, and walk over nothing.
             assert!(walks[2] < 1000 && walks[3] < 1000, "{walks:?} rows walked");
             return;
         }
     }
-    panic!("four claims never took less than ten seconds");
+    panic!("there was no bad plan for long enough");
+}
+
+/// How many rows claims walk over with a plan that was made for an empty table, and how long that takes.
+async fn walks_of_a_bad_plan(store: &PgStore) -> (Vec<i64>, Duration) {
+    for _ in 0..10 {
+        write(store, [event("x")]).await;
+        // A store that knows of no claim before it, since one that was slow, for whatever reason, would leave the plan by now.
+        claim(&anew(store), 100).await;
+        sql(store, "DELETE FROM outbox_event").await;
+    }
+    let fill = "INSERT INTO outbox_event (event_id, event_type, payload, status) \
+                SELECT 'done ' || n, 'X', '{}', 1 FROM generate_series(1, 100000) AS n";
+    sql(store, fill).await;
+    let (store, started_at) = (anew(store), Instant::now());
+    let mut walks = Vec::new();
+    for _ in 0..4 {
+        let before = walked(&store).await;
+        claim(&store, 100).await;
+        walks.push(walked(&store).await - before);
+    }
+    (walks, started_at.elapsed())
 }
 
 /// A store on the same connection, and so with the same plans, that knows nothing of how long they took.
