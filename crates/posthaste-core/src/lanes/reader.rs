@@ -55,6 +55,8 @@ struct Reading {
     /// How many bytes a row of the last read had.
     row_bytes: usize,
     sweep_at: Instant,
+    /// When to ask again for keys that an operator has let go on.
+    reopen_at: Instant,
     /// Whether there are lanes that were not there before.
     gained: bool,
     /// Whether somebody has said that rows have become due that were there before: they are not waited for.
@@ -77,6 +79,7 @@ impl Reader {
             cursors: BTreeMap::new(),
             row_bytes: 0,
             sweep_at: Instant::now() + SWEEP,
+            reopen_at: Instant::now() + SWEEP,
             gained: false,
             look_everywhere: false,
             reopening: Vec::new(),
@@ -241,8 +244,12 @@ impl Reader {
         };
         if !sweeping {
             reading.cursors.values_mut().for_each(Cursor::begin_sweep);
+        }
+        // Also while a sweep goes on, which may take long, or was begun in a lane that had nothing to sweep then.
+        if !sweeping || now >= reading.reopen_at {
             self.reopen(reading).await?;
             reading.look_everywhere = false;
+            reading.reopen_at = now + SWEEP;
         }
         let part = |cursor: &Cursor| {
             let (after, until) = cursor.sweep()?;
