@@ -60,6 +60,8 @@ struct Reading {
     /// How many numbers there were to a row of the last read, where lanes had more than it brought.
     numbers_per_row: Option<i64>,
     sweep_at: Instant,
+    /// When to ask again for keys that an operator has let go on.
+    reopen_at: Instant,
     /// Whether there are lanes that were not there before.
     gained: bool,
     /// Whether somebody has said that rows have become due that were there before: they are not waited for.
@@ -83,6 +85,7 @@ impl Reader {
             row_bytes: 0,
             numbers_per_row: None,
             sweep_at: Instant::now() + SWEEP,
+            reopen_at: Instant::now() + SWEEP,
             gained: false,
             look_everywhere: false,
             reopening: Vec::new(),
@@ -276,8 +279,12 @@ impl Reader {
         };
         if !sweeping {
             reading.cursors.values_mut().for_each(Cursor::begin_sweep);
+        }
+        // Also while a sweep goes on, which may take long, or was begun in a lane that had nothing to sweep then.
+        if !sweeping || now >= reading.reopen_at {
             self.reopen(reading).await?;
             reading.look_everywhere = false;
+            reading.reopen_at = now + SWEEP;
         }
         let part = |cursor: &Cursor| {
             let (after, until) = cursor.sweep()?;
