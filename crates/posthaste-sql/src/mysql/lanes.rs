@@ -9,11 +9,11 @@ mod settle;
 use std::collections::HashSet;
 use std::time::Duration;
 
+use posthaste_core::Event;
 use posthaste_core::store::{
     BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLanes, RelayOfLanes,
     Renewed, Settled,
 };
-use posthaste_core::Event;
 use sqlx::SqlStr;
 use sqlx::mysql::MySqlConnection;
 
