@@ -130,7 +130,7 @@ impl WriteHook for Silent {}
 
 /// Who writes the event last pays nothing for the look at it, and who writes it first no round trip.
 async fn looks_take_no_round_trips<S: Subject>(subject: &S, proxy: &Proxy) {
-    // What a pool does by itself may come at any time.
+    // What a pool, or a signal to relays, does by itself may come at any time.
     const SOME: u64 = TRANSACTIONS / 10;
     for order in [Order::EventLast, Order::EventFirst] {
         let without = lent(subject, proxy, order, false).await;
@@ -139,7 +139,8 @@ async fn looks_take_no_round_trips<S: Subject>(subject: &S, proxy: &Proxy) {
         let statements = with.statements.saturating_sub(without.statements);
         assert!(with.round_trips <= without.round_trips + SOME, "{order:?}: {without:?}, {with:?}");
         assert!(with.round_trips >= TRANSACTIONS * 4, "{order:?}: {with:?}");
-        assert_eq!(statements, if order == Order::EventFirst { TRANSACTIONS } else { 0 }, "{order:?}");
+        let expected = if order == Order::EventFirst { TRANSACTIONS } else { 0 };
+        assert!(statements.abs_diff(expected) <= SOME, "{order:?}: {statements} more statements");
     }
 }
 
