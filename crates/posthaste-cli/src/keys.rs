@@ -198,7 +198,7 @@ async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Resul
         // A type or an id may have a slash in it, so it is the name that is looked for.
         match closed.iter().find(|closed| name(&closed.key) == *wanted) {
             Some(closed) if closed.reopened => {
-                eprintln!("{wanted} was let go on already, and a relay is yet to hear of it")
+                eprintln!("{wanted} was let go on already, and a relay is yet to hear of it");
             }
             Some(closed) if fitting.iter().any(|known| known.key == closed.key) => {}
             Some(closed) => fitting.push(closed),

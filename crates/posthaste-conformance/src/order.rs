@@ -595,12 +595,12 @@ pub async fn case_95_refused<F: Lanes>(fixture: F) {
     })
     .await;
     for other in [Ordered::all(), Ordered::None, Ordered::types(["Order", "Invoice"])] {
-        assert_eq!(refused_for(builder().await.ordered(other).start().await), [r#"{"Order"}"#]);
+        assert_eq!(refused_for(builder().await.ordered(other).start().await), [r#"["Order"]"#]);
     }
-    assert_eq!(refused_for(builder().await.start().await), [r#"{"Order"}"#]);
+    assert_eq!(refused_for(builder().await.start().await), [r#"["Order"]"#]);
     let second = builder().await.ordered(orders()).start().await.unwrap();
     first.shutdown().await;
-    assert_eq!(refused_for(builder().await.start().await), [r#"{"Order"}"#]);
+    assert_eq!(refused_for(builder().await.start().await), [r#"["Order"]"#]);
     second.shutdown().await;
     // Nobody is there any more.
     builder().await.start().await.unwrap().shutdown().await;

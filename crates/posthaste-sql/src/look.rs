@@ -29,6 +29,9 @@ impl Looks {
     }
 }
 
+/// What a message of several statements answers.
+type Answers<'a, DB> = BoxStream<'a, Result<Either<<DB as Database>::QueryResult, <DB as Database>::Row>, sqlx::Error>>;
+
 /// What came of a message of several statements, one of which looks.
 pub(crate) struct Looked {
     /// The ids that were there.
@@ -41,9 +44,7 @@ pub(crate) struct Looked {
 
 impl Looked {
     /// Waits for the end of a message.
-    pub(crate) async fn after<DB>(
-        mut answers: BoxStream<'_, Result<Either<DB::QueryResult, DB::Row>, sqlx::Error>>,
-    ) -> Self
+    pub(crate) async fn after<DB>(mut answers: Answers<'_, DB>) -> Self
     where
         DB: Database,
         usize: sqlx::ColumnIndex<DB::Row>,

@@ -28,7 +28,7 @@ async fn look_at(check: &str, destination: &Destination, found: &mut Findings) {
                 found.fine(check, "it can be opened");
             }
             Err(failed) => {
-                found.problem(check, crate::text(&failed.error), "make its directory, or let this user write there")
+                found.problem(check, crate::text(&failed.error), "make its directory, or let this user write there");
             }
         };
     }
@@ -58,7 +58,7 @@ async fn look_at(check: &str, destination: &Destination, found: &mut Findings) {
             found.problem(check, format!("it cannot be reached: {fault}"), "see that it runs, and check its address");
         }
         Err(_) => {
-            found.problem(check, format!("no answer within {PATIENCE:?}"), "see that it runs, and check its address")
+            found.problem(check, format!("no answer within {PATIENCE:?}"), "see that it runs, and check its address");
         }
     }
     connected.close().await;

@@ -69,7 +69,7 @@ async fn look_at_file(connection: &mut SqliteConnection, found: &mut Findings) -
         match pragma::<String>(connection, "PRAGMA quick_check(1)").await? {
             fine if fine == "ok" => found.fine("file", "it is whole"),
             fault => {
-                found.problem("file", format!("it is damaged: {fault}"), "restore it from a copy, or sqlite3 .recover")
+                found.problem("file", format!("it is damaged: {fault}"), "restore it from a copy, or sqlite3 .recover");
             }
         }
     }

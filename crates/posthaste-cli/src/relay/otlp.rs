@@ -263,7 +263,7 @@ impl Sender {
                     }
                     Kind::Gauge => metric["gauge"] = json!({ "dataPoints": points }),
                     Kind::Histogram => {
-                        metric["histogram"] = json!({ "dataPoints": points, "aggregationTemporality": 2 })
+                        metric["histogram"] = json!({ "dataPoints": points, "aggregationTemporality": 2 });
                     }
                 }
                 metric

@@ -168,10 +168,8 @@ impl Target {
                 }
                 return Ok(Self::Lines(NdjsonOptions::stdout().name(name)));
             }
-            "file" => {
-                if table.get("path").is_none() {
-                    return Err(Fault::new(origin, field, "the path is missing: which file to write lines to"));
-                }
+            "file" if table.get("path").is_none() => {
+                return Err(Fault::new(origin, field, "the path is missing: which file to write lines to"));
             }
             _ => {}
         }

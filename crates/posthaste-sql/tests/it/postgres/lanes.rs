@@ -61,12 +61,12 @@ const RELATIONS: &str = "SELECT count(*) FROM pg_class WHERE relname LIKE 'outbo
 async fn a_table_without_lanes_has_nothing_of_them() {
     let database = Database::new().await;
     let store = database.store().await;
-    // The table, four indexes and the sequence.
-    assert_eq!(scalar::<i64>(&store, RELATIONS).await, 6);
+    // The table, four indexes and the sequence; the table of pauses and its index.
+    assert_eq!(scalar::<i64>(&store, RELATIONS).await, 8);
     assert!(lanes(&store).count_lanes().await.is_err());
     store.prepare_lanes().await.unwrap();
     store.prepare_lanes().await.unwrap();
-    assert_eq!(scalar::<i64>(&store, RELATIONS).await, 14);
+    assert_eq!(scalar::<i64>(&store, RELATIONS).await, 16);
     let error = database.empty().await.with_table("another").unwrap().prepare_lanes().await.unwrap_err();
     assert!(matches!(error, Error::Schema { .. }) && error.to_string().contains("migrate()"), "{error}");
 }
@@ -293,16 +293,22 @@ async fn every_writer_that_is_open_is_named_and_nobody_else() {
         connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(insert))).await.unwrap();
         connections.push(connection);
     }
-    // Who only reads, or writes elsewhere, brings nothing.
+    // Who only reads, or settles, or writes elsewhere, brings nothing.
     let mut reader = database.connection().await;
     reader
-        .execute("CREATE TABLE orders (id INTEGER); BEGIN; SELECT FROM outbox_event; INSERT INTO orders VALUES (1)")
+        .execute(
+            "CREATE TABLE orders (id INTEGER); BEGIN; SELECT FROM outbox_event; INSERT INTO orders VALUES (1); \
+             UPDATE outbox_event SET status = 1 WHERE seq = 0",
+        )
         .await
         .unwrap();
     let open = async || read(&store, "a", &mine, ALL).await.open;
     let named = open().await;
     assert_eq!(named.len(), 3, "{named:?}");
+    // He has taken a number, and may yet bring another.
     connections[1].execute("ROLLBACK TO SAVEPOINT s").await.unwrap();
+    assert_eq!(open().await.len(), 3);
+    connections[1].execute("ROLLBACK").await.unwrap();
     assert_eq!(open().await.len(), 2);
     connections[2].execute("COMMIT").await.unwrap();
     let left = open().await;

@@ -113,7 +113,7 @@ async fn starts(book: &mut Book) {
     book.add("start", "OutboxBuilder::ordered, a table that was never prepared for it", &ordered.unwrap_err());
     let policy = outbox().on_dead(OnDead::Skip).listen_all(nobody);
     book.add("start", "OutboxBuilder::on_dead, without order", &start(policy).await);
-    let other = RelayOfLanes { owner: "shop-1".to_owned(), settings: r#"{"Order"}"#.to_owned() };
+    let other = RelayOfLanes { owner: "shop-1".to_owned(), settings: r#"["Order"]"#.to_owned() };
     for mine in ["all", "nothing"] {
         let error = StartError::OtherSettings { mine: mine.to_owned(), others: vec![other.clone()] };
         book.add(
