@@ -98,13 +98,13 @@ fn traces_go_on_and_metrics_are_sent() {
         &parent,
         "{}",
     ]);
+    let is_first = |span: &Value| attribute(span, "messaging.message.id") == Some("1") && span["kind"] == 5;
+    // Those that are sent together have a span together.
+    until("the first is sent", || spans(&got).iter().any(is_first));
     here.ok(&["events", "write", "--id", "2", "--type", "OrderPaid", "{}"]);
     here.ok(&["events", "write", "--id", "3", "--type", "HookSent", "--header", &parent, "{}"]);
-    let is_first = |span: &Value| attribute(span, "messaging.message.id") == Some("1") && span["kind"] == 5;
-    until("all spans are there", || {
-        let spans = spans(&got);
-        spans.iter().filter(|span| span["kind"] == 4).count() >= 2 && spans.iter().any(is_first)
-    });
+    let failed = |span: &Value| span["kind"] == 4 && attribute(span, "messaging.system") == Some("http");
+    until("all spans are there", || spans(&got).iter().any(failed));
     let all = spans(&got);
     let process = all.iter().find(|span| is_first(span)).unwrap();
     assert_eq!((&process["traceId"], &process["parentSpanId"]), (&TRACE.into(), &PARENT.into()), "{process:#}");
@@ -118,8 +118,7 @@ fn traces_go_on_and_metrics_are_sent() {
     assert_eq!((&send["traceId"], attribute(send, "messaging.system")), (&TRACE.into(), Some("ndjson")), "{send:#}");
     assert_eq!(attribute(send, "messaging.operation.type"), Some("send"));
     assert!(send["startTimeUnixNano"].as_str().unwrap() <= send["endTimeUnixNano"].as_str().unwrap());
-    let failed =
-        all.iter().find(|span| span["kind"] == 4 && attribute(span, "messaging.system") == Some("http")).unwrap();
+    let failed = all.iter().find(|span| failed(span)).unwrap();
     assert_eq!((&failed["status"]["code"], &failed["name"]), (&2.into(), &"send away".into()), "{failed:#}");
     assert!(!all.iter().any(|span| span.to_string().contains("secret-path")), "{all:#?}");
     assert!(!all.iter().any(|span| attribute(span, "messaging.message.id") == Some("2")), "it belongs to no trace");
