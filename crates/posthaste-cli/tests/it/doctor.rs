@@ -273,7 +273,9 @@ async fn mysql_is_looked_at() {
     assert!(bad(&findings, "leases").0.contains("of relay-9"), "{findings:#?}");
     let id: i64 =
         sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut connection).await.unwrap();
-    execute(&mut connection, format!("START TRANSACTION; SELECT * FROM {table} FOR UPDATE")).await;
+    execute(&mut connection, "START TRANSACTION".to_owned()).await;
+    let locked = sqlx::query(AssertSqlSafe(format!("SELECT seq FROM {table} FOR UPDATE"))).fetch_all(&mut connection);
+    assert_eq!(locked.await.unwrap().len(), 1);
     until("the transaction is found", || {
         let (_, findings) = found(&here, &["--no-destinations", "--long-transaction", "1s"]);
         of(&findings, "transactions").iter().any(|(level, what, fix)| {
