@@ -1,5 +1,7 @@
 //! `posthaste doctor`: each trouble is planted on a real server, found, and gone when it is mended as the doctor says.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, PgConnection, SqliteConnection};
 
@@ -277,6 +279,8 @@ async fn mysql_is_looked_at() {
     let locked = sqlx::query(AssertSqlSafe(format!("SELECT seq FROM {table} FOR UPDATE"))).fetch_all(&mut connection);
     assert_eq!(locked.await.unwrap().len(), 1);
     until("the transaction is found", || {
+        // What the server says of transactions is as old as the last question, if that was less than 100 ms ago.
+        std::thread::sleep(Duration::from_millis(200));
         let (_, findings) = found(&here, &["--no-destinations", "--long-transaction", "1s"]);
         of(&findings, "transactions").iter().any(|(level, what, fix)| {
             *level == "warning" && what.contains(&format!("connection {id} ")) && fix.contains(&format!("KILL {id}"))
