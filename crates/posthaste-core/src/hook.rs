@@ -82,7 +82,8 @@ pub trait WriteHook: Send + Sync + 'static {
     }
 
     /// When nobody will ever say whether it was committed: the connection was lost in the commit, or the receipt of
-    /// somebody else's transaction was dropped.
+    /// somebody else's transaction was dropped. Also after a commit, for rows that a statement of the user's may have undone
+    /// where nobody could look: in a SERIALIZABLE transaction of PostgreSQL, or without SELECT on the table.
     ///
     /// # Errors
     /// What it fails with is logged.

@@ -14,8 +14,8 @@ use crate::transaction::{Transaction, answered, join};
 /// A part of a [`Transaction`] that can be undone alone: its statements and its events, together.
 ///
 /// It is used as the transaction is, and may have savepoints of its own. Dropping it undoes it. What it keeps is
-/// delivered when the transaction around it commits, and not before. Inside of it, savepoints that are set by a
-/// statement of your own are not seen: an event of one that you roll back would be delivered.
+/// delivered when the transaction around it commits, and not before. After statements of your own the poller does so, at once,
+/// since nobody sees whether you have rolled back to a savepoint that you have set around it or in it.
 #[must_use = "dropped, it is undone"]
 pub struct Savepoint<'t, T: LibraryTransaction> {
     tx: &'t mut Transaction<T>,

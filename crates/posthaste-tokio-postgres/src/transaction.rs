@@ -72,6 +72,17 @@ pub(crate) struct Written {
     receipt: Receipt,
     /// The number of the transaction in which that was, if it is known.
     txid: Option<i64>,
+    /// Whether it was in a savepoint of ours, around or in which there may be one by a statement of somebody's own.
+    in_savepoint: bool,
+}
+
+impl Written {
+    fn doubted(self) -> Self {
+        match self.in_savepoint {
+            true => Self { receipt: self.receipt.nested(), in_savepoint: false, ..self },
+            false => self,
+        }
+    }
 }
 
 impl<T: LibraryTransaction> Transaction<T> {
@@ -102,6 +113,8 @@ impl<T: LibraryTransaction> Transaction<T> {
         events: impl IntoIterator<Item = E>,
     ) -> Result<Vec<EventId>, WriteError> {
         let receipt = self.outbox.prepare(events)?;
+        self.doubt_if_lent();
+        let in_savepoint = self.savepoints > 0;
         let write = Write { receipt: Some(receipt), written: &mut self.written };
         let tx = self.tx.as_ref().expect(ENDED).plain();
         match insert(self.outbox.store(), tx, write.rows()).await {
@@ -110,7 +123,7 @@ impl<T: LibraryTransaction> Transaction<T> {
                     *self.lent.get_mut() = false;
                 }
                 // A savepoint of ours says itself how it ends. Where nobody can see another one, there may be one.
-                Ok(write.ended(place != Place::Transaction && self.savepoints == 0, txid))
+                Ok(write.ended(place != Place::Transaction && !in_savepoint, txid, in_savepoint))
             }
             Err(Failure::Refused(error)) => Err(write.refused(error)),
             Err(Failure::Open(error)) => Err(WriteError::of_store(write.rows(), error)),
@@ -127,6 +140,7 @@ impl<T: LibraryTransaction> Transaction<T> {
     /// A commit that was begun goes on to its end, unless a deadpool parts with its client at that moment, but nobody hears
     /// of it: if it was committed, the poller delivers its events.
     pub async fn commit(mut self) -> Result<(), CommitError> {
+        self.doubt_if_lent();
         let tx = self.tx.take().expect(ENDED);
         let mut written = Ending(std::mem::take(&mut self.written));
         let asking = *self.lent.get_mut() && !written.0.is_empty();
@@ -161,6 +175,15 @@ impl<T: LibraryTransaction> Transaction<T> {
         // The hooks are told when this ends, be it that it is dropped.
         let rolled_back = tx.rollback().await;
         rolled_back.map_err(|error| fault::of_statement(self.store(), error))
+    }
+
+    /// Leaves to the poller what was written in savepoints of ours, if somebody had the library's transaction since: he may have rolled
+    /// back to a savepoint of his own, around ours or in it, which is seen nowhere else.
+    fn doubt_if_lent(&mut self) {
+        if *self.lent.get_mut() {
+            let written = std::mem::take(&mut self.written);
+            self.written = written.into_iter().map(Written::doubted).collect();
+        }
     }
 
     pub(crate) fn store(&self) -> &PgStore {
@@ -213,7 +236,7 @@ impl Ending {
 
     /// The same after a transaction of that number was committed. What was written in another one may be in the table.
     fn join_of(&mut self, committed: Option<i64>) -> Option<Receipt> {
-        let receipts = self.0.drain(..).map(|Written { receipt, txid }| match txid {
+        let receipts = self.0.drain(..).map(|Written { receipt, txid, .. }| match txid {
             Some(_) if txid != committed => receipt.nested(),
             _ => receipt,
         });
@@ -269,11 +292,11 @@ impl Write<'_> {
         self.receipt.as_ref().map_or(&[], Receipt::rows_to_insert)
     }
 
-    fn ended(mut self, nested: bool, txid: Option<i64>) -> Vec<EventId> {
+    fn ended(mut self, nested: bool, txid: Option<i64>, in_savepoint: bool) -> Vec<EventId> {
         let Some(receipt) = self.receipt.take() else { return Vec::new() };
         let ids = receipt.ids();
         let receipt = if nested { receipt.nested() } else { receipt };
-        self.written.push(Written { receipt, txid });
+        self.written.push(Written { receipt, txid, in_savepoint });
         ids
     }
 
@@ -289,6 +312,7 @@ impl Write<'_> {
 impl Drop for Write<'_> {
     fn drop(&mut self) {
         // Like rows of a savepoint: if the transaction commits they may be there, and if it does not they are not.
-        self.written.extend(self.receipt.take().map(|receipt| Written { receipt: receipt.nested(), txid: None }));
+        let write = |receipt: Receipt| Written { receipt: receipt.nested(), txid: None, in_savepoint: false };
+        self.written.extend(self.receipt.take().map(write));
     }
 }

@@ -80,6 +80,12 @@ impl Cursor {
         self.passed.iter().map(|(writer, _)| writer)
     }
 
+    /// Those whose end it waits for, or has stopped waiting for. A read is to say of each whether he is open, however far it goes: one
+    /// that is not named counts as ended.
+    pub(crate) fn expected(&self) -> impl Iterator<Item = &Writer> {
+        self.passed().chain(self.next.iter().flat_map(|next| &next.open))
+    }
+
     /// Reads again from there on, and forgets what was seen since.
     pub(crate) fn look_back(&mut self, to: i64) {
         self.after = self.after.min(to);
@@ -217,6 +223,17 @@ mod tests {
         assert!(!read(&mut cursor, Some(14), &[], now + PATIENCE));
         assert_eq!((cursor.after(), cursor.passed().count()), (0, 0));
         assert!(read(&mut cursor, Some(14), &[], now + PATIENCE));
+    }
+
+    #[test]
+    fn who_is_waited_for_is_asked_for_like_who_was_passed() {
+        let (mut cursor, now) = (cursor(), Instant::now());
+        read(&mut cursor, Some(5), &["long"], now);
+        assert_eq!(cursor.expected().cloned().collect::<Vec<_>>(), writers(&["long"]));
+        read(&mut cursor, None, &["long"], now + PATIENCE);
+        read(&mut cursor, Some(9), &["long"], now + PATIENCE);
+        read(&mut cursor, Some(12), &["long", "late"], now + PATIENCE);
+        assert_eq!(cursor.expected().cloned().collect::<Vec<_>>(), writers(&["long", "late"]));
     }
 
     #[test]

@@ -30,7 +30,7 @@ const SWEPT_AT_ONCE: usize = 200;
 const SWEEP_SHARE: u32 = 20;
 
 /// How much more than its share of a read a lane may bring, when lanes are read up to the same number.
-const FROM_ONE_LANE: usize = 4;
+const FROM_ONE_LANE: usize = 2;
 
 /// How many keys are reopened at once.
 const REOPENED_AT_ONCE: usize = 1000;
@@ -199,16 +199,15 @@ impl Reader {
         let all = reading.cursors.len();
         let full = reading.cursors.values().filter(|cursor| cursor.has_more).count();
         let share = (room / 2 / all).max(1);
-        let part = |cursor: &Cursor| ReadLane {
-            lease: cursor.lease,
-            after: cursor.after(),
-            until: horizon.filter(|_| cursor.has_more),
-            limit: match (cursor.has_more, horizon) {
-                (false, _) => share,
-                (true, None) => share + room / 2 / full,
+        let part = |cursor: &Cursor| {
+            // A lane that is ahead of the others has its share, and does not wait for them.
+            let until = horizon.filter(|horizon| cursor.has_more && cursor.seen() < *horizon);
+            let limit = match (cursor.has_more, until) {
                 (true, Some(_)) => (FROM_ONE_LANE * room / full).clamp(share, room),
-            },
-            key: None,
+                (true, None) if horizon.is_none() => share + room / 2 / full,
+                _ => share,
+            };
+            ReadLane { lease: cursor.lease, after: cursor.after(), until, limit, key: None }
         };
         let parts: Vec<_> = reading.cursors.values().map(part).collect();
         let before: Vec<_> = reading.behind().map(|cursor| (cursor.lease.lane, cursor.seen())).collect();
@@ -229,7 +228,17 @@ impl Reader {
         }
         let found_rows = brought.iter().map(|(_, rows)| rows.len()).sum();
         let lanes: Vec<_> = brought.iter().map(|(lease, _)| lease.lane).collect();
-        let all_taken = self.keys.take_in(brought, &not_wanted);
+        // Those that share the horizon may have brought more than there is room for, so the others come first.
+        let (mut ahead, mut behind) = (Vec::new(), Vec::new());
+        for (found, (_, until)) in brought.into_iter().zip(&limited) {
+            if until.is_some() { &mut behind } else { &mut ahead }.push(found);
+        }
+        let mut of_ahead = self.keys.take_in(ahead, &not_wanted).into_iter();
+        let mut of_behind = self.keys.take_in(behind, &not_wanted).into_iter();
+        let all_taken = limited
+            .iter()
+            .map(|(_, until)| if until.is_some() { &mut of_behind } else { &mut of_ahead }.next().unwrap_or_default());
+        let all_taken: Vec<_> = all_taken.collect();
         for ((lane, (limited, until)), taken) in lanes.into_iter().zip(limited).zip(all_taken) {
             let Taken { mut seen, refused, left, count: taken } = taken;
             count += taken;
@@ -241,7 +250,7 @@ impl Reader {
                 cursor.advance(seen, limited || refused || until.is_some(), left, &found.open, now);
             }
         }
-        reading.note_progress(&before, found_rows);
+        reading.note_progress(&before, found_rows, room);
         reading.row_bytes = bytes.checked_div(events).unwrap_or(reading.row_bytes);
         self.metrics.oldest_lag(oldest);
         self.tell(count);
@@ -348,7 +357,7 @@ impl Reader {
             not_wanted.sort_unstable();
             not_wanted.dedup();
         }
-        let mut passed: Vec<_> = cursors().flat_map(Cursor::passed).cloned().collect();
+        let mut passed: Vec<_> = cursors().flat_map(Cursor::expected).cloned().collect();
         passed.sort_unstable();
         passed.dedup();
         let read =
@@ -400,9 +409,13 @@ impl Reading {
         i64::try_from(seen.iter().sum::<i128>() / count + length).ok()
     }
 
-    /// Notes how far the lanes have come that were known to have more, with so many rows. If there were none, the next read goes as
-    /// far as it takes.
-    fn note_progress(&mut self, before: &[(Lane, i64)], rows: usize) {
+    /// Notes how far the lanes have come that were known to have more, with so many rows. If there were few, the next read goes as far
+    /// as it takes, and sees which of them are at their end.
+    fn note_progress(&mut self, before: &[(Lane, i64)], rows: usize, room: usize) {
+        if rows < room / 8 {
+            self.numbers_per_row = None;
+            return;
+        }
         let progress =
             before.iter().filter_map(|(lane, seen)| Some(self.cursors.get(lane)?.seen().saturating_sub(*seen)));
         let numbers: i128 = progress.map(i128::from).sum();

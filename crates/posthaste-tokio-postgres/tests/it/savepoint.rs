@@ -65,6 +65,44 @@ async fn what_a_savepoint_keeps_is_delivered_with_the_rest() {
     assert_eq!(database.rows().await, 1);
 }
 
+/// One by a statement of somebody's own, around a savepoint of ours or in it, may undo what ours keeps.
+#[tokio::test]
+async fn what_somebody_undoes_around_a_savepoint_or_in_it_is_never_delivered() {
+    let database = Database::new().await;
+    let (outbox, _, mut inbox) = database.outbox().await;
+    let mut client = database.client().await;
+    let mut tx = outbox.begin_on(&mut client).await.unwrap();
+    tx.batch_execute("SAVEPOINT around").await.unwrap();
+    let mut savepoint = tx.savepoint().await.unwrap();
+    savepoint.write(event("undone around")).await.unwrap();
+    savepoint.commit().await.unwrap();
+    tx.batch_execute("ROLLBACK TO around; RELEASE around").await.unwrap();
+    tx.commit().await.unwrap();
+
+    let mut tx = outbox.begin_on(&mut client).await.unwrap();
+    let mut savepoint = tx.savepoint().await.unwrap();
+    savepoint.batch_execute("SAVEPOINT inside").await.unwrap();
+    savepoint.write(event("undone inside")).await.unwrap();
+    savepoint.batch_execute("ROLLBACK TO inside").await.unwrap();
+    // The write after it does not make that forgotten.
+    savepoint.write(event("kept")).await.unwrap();
+    savepoint.commit().await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(inbox.arrival().await, ("kept".to_owned(), Path::Hot));
+
+    // What was not undone comes all the same.
+    let mut tx = outbox.begin_on(&mut client).await.unwrap();
+    let mut savepoint = tx.savepoint().await.unwrap();
+    savepoint.write(event("not undone")).await.unwrap();
+    savepoint.commit().await.unwrap();
+    tx.batch_execute("SELECT 1").await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(inbox.arrival().await, ("not undone".to_owned(), Path::Cold));
+    outbox.shutdown().await;
+    inbox.assert_empty();
+    assert_eq!(database.rows().await, 2);
+}
+
 #[tokio::test]
 async fn a_savepoint_saves_a_transaction_from_a_refused_write() {
     let database = Database::new().await;
