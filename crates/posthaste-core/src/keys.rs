@@ -312,7 +312,10 @@ impl Keys {
                     if !known {
                         taken.left.push(seq);
                     }
-                } else if state.queued >= self.capacity {
+                } else if state.queued >= self.capacity
+                    || !state.fits(&id, self.capacity) && !state.is_to_blame(&id, self.capacity)
+                {
+                    // There are few places left, which is not this key's doing.
                     taken.refused = true;
                     open[lane] = false;
                     continue;

@@ -127,15 +127,14 @@ pub(crate) struct Found {
     pub(crate) available_at: Timestamp,
     /// When somebody leased this row alone, if one did.
     pub(crate) leased_at: Option<Timestamp>,
-    /// As much as can be read.
-    pub(crate) key: Option<Key>,
     pub(crate) attempts: Result<u32, String>,
     pub(crate) raw: Result<RawRow, String>,
 }
 
 impl Found {
-    /// The row, given how long a lease on it alone is.
-    pub(crate) fn row(self, lease_duration: Duration) -> LaneRow {
+    /// The row, given how long a lease on it alone is, and what its key is as far as can be told: that is asked only of a row that
+    /// is no event.
+    pub(crate) fn row(self, lease_duration: Duration, key: impl FnOnce() -> Option<Key>) -> LaneRow {
         let leased_until = self.leased_at.map(|leased_at| leased_at + lease_duration);
         let due_at = leased_until.map_or(self.available_at, |until| until.max(self.available_at));
         let lag = self.read_at.since(self.available_at);
@@ -143,7 +142,7 @@ impl Found {
         let event = self.raw.and_then(RawRow::decode);
         let row = match event.and_then(|event| self.attempts.map(|attempts| (event, attempts))) {
             Ok((event, attempts)) => Ok(ClaimedRow { seq, event, attempts, lag }),
-            Err(reason) => Err(MalformedInLane { malformed: Malformed { id, reason }, key: self.key }),
+            Err(reason) => Err(MalformedInLane { malformed: Malformed { id, reason }, key: key() }),
         };
         LaneRow { lane: self.lane, seq, due_in: due_at.since(self.read_at), row }
     }
@@ -225,11 +224,10 @@ mod tests {
             read_at: at(100),
             available_at: at(available_at),
             leased_at,
-            key: None,
             attempts: Ok(0),
             raw: Err("it is nothing".to_owned()),
         };
-        let due_in = |found: Found| found.row(Duration::from_secs(15)).due_in.as_secs();
+        let due_in = |found: Found| found.row(Duration::from_secs(15), || None).due_in.as_secs();
         assert_eq!(due_in(found(90, None)), 0);
         assert_eq!(due_in(found(103, None)), 3);
         assert_eq!(due_in(found(103, Some(at(95)))), 10);

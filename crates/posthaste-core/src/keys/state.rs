@@ -13,6 +13,9 @@ use crate::store::{Lane, LaneLease};
 /// The rows of a key that waits for longer than this are not kept.
 const KEPT: Duration = Duration::from_secs(1);
 
+/// Which part of all places is many for one key.
+const MANY: usize = 16;
+
 #[derive(Default)]
 pub(super) struct State {
     pub(super) lanes: BTreeMap<Lane, InHand>,
@@ -130,6 +133,14 @@ impl State {
     pub(super) fn fits(&self, id: &KeyId, capacity: usize) -> bool {
         let queued = self.keys.get(id).map_or(0, |entry| entry.list.len());
         queued * 2 < capacity.saturating_sub(self.queued)
+    }
+
+    /// Whether a key is one of those that places are short of: it has many of them, or keeps some and does not go on for now. Others
+    /// do not wait for such a one.
+    pub(super) fn is_to_blame(&self, id: &KeyId, capacity: usize) -> bool {
+        self.keys.get(id).is_some_and(|entry| {
+            entry.list.len() >= (capacity / MANY).max(1) || matches!(entry.stage, Stage::Waiting(_) | Stage::Idle)
+        })
     }
 
     /// Puts a row in the list of its key, in its place by number.

@@ -213,7 +213,8 @@ impl Reader {
         let before: Vec<_> = reading.behind().map(|cursor| (cursor.lease.lane, cursor.seen())).collect();
         let (mut found, not_wanted) = self.read(reading, parts.clone(), Direction::Forward).await?;
         let now = Instant::now();
-        let (mut count, mut oldest, mut events, mut bytes, mut highest) = (0, Duration::ZERO, 0, 0, None);
+        let (mut count, mut oldest, mut events, mut bytes) = (0, Duration::ZERO, 0, 0);
+        let (mut lowest, mut highest) = (i64::MAX, None);
         let (mut brought, mut limited) = (Vec::new(), Vec::new());
         for part in parts {
             let Some(rows) = found.by_lane.remove(&part.lease.lane) else { continue };
@@ -222,6 +223,7 @@ impl Reader {
                 events += 1;
                 bytes += row.event.payload().len();
             }
+            lowest = rows.first().map_or(lowest, |row| lowest.min(row.seq));
             highest = highest.max(rows.last().map(|row| row.seq));
             limited.push((rows.len() >= part.limit, part.until));
             brought.push((part.lease, rows));
@@ -250,7 +252,7 @@ impl Reader {
                 cursor.advance(seen, limited || refused || until.is_some(), left, &found.open, now);
             }
         }
-        reading.note_progress(&before, found_rows, room);
+        reading.note_progress(&before, found_rows, lowest, room);
         reading.row_bytes = bytes.checked_div(events).unwrap_or(reading.row_bytes);
         self.metrics.oldest_lag(oldest);
         self.tell(count);
@@ -409,15 +411,18 @@ impl Reading {
         i64::try_from(seen.iter().sum::<i128>() / count + length).ok()
     }
 
-    /// Notes how far the lanes have come that were known to have more, with so many rows. If there were few, the next read goes as far
-    /// as it takes, and sees which of them are at their end.
-    fn note_progress(&mut self, before: &[(Lane, i64)], rows: usize, room: usize) {
+    /// Notes how far the lanes have come that were known to have more, with so many rows, of which that is the lowest. If there were
+    /// few, the next read goes as far as it takes, and sees which of them are at their end.
+    fn note_progress(&mut self, before: &[(Lane, i64)], rows: usize, lowest: i64, room: usize) {
         if rows < room / 8 {
             self.numbers_per_row = None;
             return;
         }
-        let progress =
-            before.iter().filter_map(|(lane, seen)| Some(self.cursors.get(lane)?.seen().saturating_sub(*seen)));
+        // Before the first row there may be any number of numbers, as in a table with old rows.
+        let from = |seen: i64| seen.max(lowest.saturating_sub(1));
+        let progress = before
+            .iter()
+            .filter_map(|(lane, seen)| Some(self.cursors.get(lane)?.seen().saturating_sub(from(*seen)).max(0)));
         let numbers: i128 = progress.map(i128::from).sum();
         let each = i128::try_from(before.len() * rows).ok().and_then(|rows| numbers.checked_div(rows));
         self.numbers_per_row = each.and_then(|each| i64::try_from(each.max(1)).ok());

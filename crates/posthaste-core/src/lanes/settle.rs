@@ -1,6 +1,6 @@
 //! Gathers the outcomes of all workers and writes them back in batches, under the epochs of their lanes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,6 +87,23 @@ impl Settling {
     }
 }
 
+/// Outcomes that the database has answered for, and the keys have not been told of.
+struct Written {
+    outcomes: Vec<Settling>,
+    results: Vec<Settled>,
+    tally: Tally,
+    /// When the answer came.
+    at: Instant,
+}
+
+impl Written {
+    /// Under which leases something was refused.
+    fn refused(&self) -> BTreeSet<LaneLease> {
+        let answered = self.outcomes.iter().zip(&self.results);
+        answered.filter(|(_, settled)| **settled == Settled::Lost).map(|(outcome, _)| outcome.lease).collect()
+    }
+}
+
 /// Writes outcomes back, many in one statement, until every sender is gone. It is one task, and writes them in the order in which
 /// they come: so of a key nothing is DONE while something before it is not.
 pub(crate) struct Settler {
@@ -106,20 +123,43 @@ pub(crate) struct Settler {
 impl Settler {
     pub(crate) async fn run(self, mut outcomes: mpsc::Receiver<Settling>) {
         let mut batch = Vec::with_capacity(self.max_batch);
-        while self.gather(&mut outcomes, &mut batch).await {
-            self.write(std::mem::take(&mut batch)).await;
+        let mut written = None;
+        loop {
+            if !self.is_at_hand(&mut outcomes, &mut batch) {
+                self.tell(written.take());
+                if !self.gather(&mut outcomes, &mut batch).await {
+                    return;
+                }
+            }
+            written = self.write(std::mem::take(&mut batch), written).await;
             self.metrics.in_flight(self.keys.in_hand());
             self.metrics.queue_depths(0, self.keys.queued());
         }
     }
 
+    /// Takes the outcomes that have come meanwhile. Whether they are enough to be written at once.
+    fn is_at_hand(&self, outcomes: &mut mpsc::Receiver<Settling>, batch: &mut Vec<Settling>) -> bool {
+        while batch.len() < self.max_batch {
+            match outcomes.try_recv() {
+                Ok(outcome) => batch.push(outcome),
+                Err(_) => break,
+            }
+        }
+        batch.len() >= self.enough()
+    }
+
+    /// How many outcomes need not wait for more. A statement for fewer would take little less time than one for them.
+    fn enough(&self) -> usize {
+        self.max_batch.div_ceil(2)
+    }
+
     /// Waits for one outcome, then a little for more: nobody waits for it but a key that has failed, which waits anyway.
     async fn gather(&self, outcomes: &mut mpsc::Receiver<Settling>, batch: &mut Vec<Settling>) -> bool {
-        if outcomes.recv_many(batch, self.max_batch).await == 0 {
+        if batch.is_empty() && outcomes.recv_many(batch, self.max_batch).await == 0 {
             return false;
         }
         let deadline = Instant::now() + self.linger;
-        while batch.len() < self.max_batch && !self.closing.is_cancelled() {
+        while batch.len() < self.enough() && !self.closing.is_cancelled() {
             let room = self.max_batch - batch.len();
             tokio::select! {
                 biased;
@@ -132,16 +172,19 @@ impl Settler {
     }
 
     /// Writes one batch, trying again while the database is away. What is given up gives up its lane: nothing later of that lane
-    /// may be written before it.
-    async fn write(&self, batch: Vec<Settling>) {
+    /// may be written before it. Meanwhile the keys are told of the batch before it.
+    async fn write(&self, batch: Vec<Settling>, mut before: Option<Written>) -> Option<Written> {
         let started_at = Instant::now();
         let mut failures = 0;
         let backoff = RetryPolicy::exponential(Duration::from_millis(50), Duration::from_secs(5));
         // Halves of a batch that was refused as a whole, until the row that is to blame is alone; the first half first.
         let mut parts = vec![batch];
         while let Some(part) = parts.pop() {
-            let (reason, mut part) = match self.settle(part).await {
-                Ok(()) => continue,
+            let (reason, mut part) = match self.settle(part, before.take()).await {
+                Ok(written) => {
+                    before = written;
+                    continue;
+                }
                 Err(failed) => failed,
             };
             self.metrics.settle_failed();
@@ -167,6 +210,7 @@ impl Settler {
             tokio::time::sleep(backoff.delay(failures, &self.jitter)).await;
             parts.push(part);
         }
+        before
     }
 
     fn give_up(&self, part: Vec<Settling>) {
@@ -178,20 +222,38 @@ impl Settler {
         self.keys.ended(part.into_iter().map(|outcome| outcome.unknown(now)));
     }
 
-    /// Writes one statement. What is to be tried again comes back with the error: only what was delivered, since another outcome
-    /// that was written all the same would count twice. Those are read again instead.
-    async fn settle(&self, part: Vec<Settling>) -> Result<(), (Error, Vec<Settling>)> {
-        let (held, lost): (Vec<_>, Vec<_>) = part.into_iter().partition(|outcome| self.keys.settles(outcome.lease));
+    /// Writes one statement, and tells the keys of the one before it while the database is at work. What is to be tried again
+    /// comes back with the error: only what was delivered, since another outcome that was written all the same would count twice.
+    /// Those are read again instead.
+    async fn settle(
+        &self,
+        part: Vec<Settling>,
+        mut before: Option<Written>,
+    ) -> Result<Option<Written>, (Error, Vec<Settling>)> {
+        let mut settling = BTreeMap::new();
+        let settles =
+            |outcome: &Settling| *settling.entry(outcome.lease).or_insert_with_key(|lease| self.keys.settles(*lease));
+        let (held, lost): (Vec<_>, Vec<_>) = part.into_iter().partition(settles);
         let mut tally = Tally::default();
-        tally.lost += lost.len() as u64;
-        self.keys.ended(lost.into_iter().map(|outcome| outcome.refused(Instant::now())));
+        if !lost.is_empty() {
+            self.tell(before.take());
+            tally.lost += lost.len() as u64;
+            self.keys.ended(lost.into_iter().map(|outcome| outcome.refused(Instant::now())));
+        }
         if held.is_empty() {
+            self.tell(before);
             tally.report(&*self.metrics);
-            return Ok(());
+            return Ok(None);
         }
         let settlements: Vec<_> = held.iter().map(Settling::settlement).collect();
         kill_point!("settle.before");
-        let results = match self.store.settle_in_lanes(&self.owner, &settlements).await {
+        // The statement is on its way before the keys are told.
+        let (results, ()) = tokio::join! {
+            biased;
+            self.store.settle_in_lanes(&self.owner, &settlements),
+            async { self.tell(before) },
+        };
+        let results = match results {
             Ok(results) => results,
             Err(error) => {
                 tally.report(&*self.metrics);
@@ -203,32 +265,36 @@ impl Settler {
         };
         kill_point!("settle.after");
         self.metrics.settle_batch(settlements.len());
-        let refused: BTreeSet<_> = held
-            .iter()
-            .zip(&results)
-            .filter(|(_, settled)| **settled == Settled::Lost)
-            .map(|(outcome, _)| outcome.lease)
-            .collect();
-        let lost = self.which_are_lost(refused.into_iter().collect()).await;
-        for lease in &lost {
-            warn!(lane = lease.lane.0, epoch = lease.epoch, "lane lost before the settlement of its events");
-            self.keys.lost(*lease);
+        let at = Instant::now();
+        let written = Written { outcomes: held, results, tally, at };
+        let refused = written.refused();
+        if refused.is_empty() {
+            return Ok(Some(written));
         }
-        let now = Instant::now();
-        let ended = held.into_iter().zip(results).map(|(outcome, settled)| match settled {
+        for lease in self.which_are_lost(refused.into_iter().collect()).await {
+            warn!(lane = lease.lane.0, epoch = lease.epoch, "lane lost before the settlement of its events");
+            self.keys.lost(lease);
+        }
+        self.tell(Some(written));
+        Ok(None)
+    }
+
+    /// Tells the keys what has become of their events.
+    fn tell(&self, written: Option<Written>) {
+        let Some(Written { outcomes, results, mut tally, at }) = written else { return };
+        let ended = outcomes.into_iter().zip(results).map(|(outcome, settled)| match settled {
             Settled::Applied => {
                 tally.count(&outcome.action);
-                outcome.applied(now)
+                outcome.applied(at)
             }
             Settled::Lost => {
                 tally.lost += 1;
-                outcome.refused(now)
+                outcome.refused(at)
             }
         });
         let ended: Vec<_> = ended.collect();
         self.keys.ended(ended);
         tally.report(&*self.metrics);
-        Ok(())
     }
 
     /// A settlement is refused if its lane is lost, or if its row is not pending any more: it may have been settled by a statement

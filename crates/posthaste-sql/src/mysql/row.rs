@@ -1,6 +1,6 @@
 //! Reading rows.
 
-use posthaste_core::store::{ClaimedRow, Malformed, RawRow, Record, RowState, Status};
+use posthaste_core::store::{ClaimedRow, Key, Malformed, RawRow, Record, RowState, Status};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::mysql::{MySql, MySqlRow};
 use sqlx::{Decode, Row, Type};
@@ -68,10 +68,14 @@ pub(super) fn in_lane(row: &MySqlRow) -> Found {
         read_at: Timestamp::from_micros(number(row, column::READ_AT)),
         available_at: Timestamp::from_micros(number(row, column::DUE_AT)),
         leased_at: optional(row, column::LEASED_AT).map(Timestamp::from_micros),
-        key: key(optional(row, column::AGGREGATE_TYPE), optional(row, column::AGGREGATE_ID)),
         attempts: attempts(row),
         raw: raw(row),
     }
+}
+
+/// The key of a row of a lane, as far as it can be read.
+pub(super) fn key_of(row: &MySqlRow) -> Option<Key> {
+    key(optional(row, column::AGGREGATE_TYPE), optional(row, column::AGGREGATE_ID))
 }
 
 /// Reads a row for an operator. What cannot be read is shown as far as it can.

@@ -1,4 +1,4 @@
-//! Whether a claim of few rows may keep its plan, instead of being planned anew.
+//! Whether a statement may keep its plan, instead of being planned anew.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,9 +21,10 @@ const BY_FAR: u32 = 10;
 const REST: Duration = Duration::from_secs(10);
 const LONGEST_REST: Duration = Duration::from_secs(3600);
 
-/// Whether the plan that the server keeps for claims of few rows is a good one, as far as can be told from how long they take.
+/// Whether the plan that the server keeps for claims of few rows, or for reads of lanes, is a good one, as far as can be told from
+/// how long they take.
 ///
-/// Planning takes longer than the rest of such a claim, so a kept plan is worth something. One that was made while the table was
+/// Planning takes longer than the rest of such a claim, and a good part of such a read, so a kept plan is worth something. One that was made while the table was
 /// small walks the whole of it once it is large, until somebody analyses the table. Then claims are slow, and those that follow
 /// are planned anew. Far from the server all of them are slow, and planning is a small share of that.
 #[derive(Default)]
@@ -44,7 +45,12 @@ impl KeptPlan {
 
     /// Whether a claim of that many rows should use it.
     pub(super) fn serves(&self, limit: usize) -> bool {
-        limit <= FEW && self.state().anew_until.is_none_or(|until| Instant::now() >= until)
+        limit <= FEW && self.is_good()
+    }
+
+    /// Whether it has not been slow of late.
+    pub(super) fn is_good(&self) -> bool {
+        self.state().anew_until.is_none_or(|until| Instant::now() >= until)
     }
 
     /// A claim uses it from now on. One that fails, or is given up, counts as one that took no rows.

@@ -19,6 +19,7 @@ use sqlx::postgres::{PgConnection, Postgres};
 use sqlx::{SqlSafeStr, SqlStr, Transaction};
 
 use super::PgStore;
+use super::kept_plan::KeptPlan;
 use super::moment::interval;
 use super::sql::lanes as sql;
 use super::sql::{BEGIN, DIALECT};
@@ -33,6 +34,8 @@ pub(super) struct Statements {
     renew: SqlStr,
     give_back: SqlStr,
     read: SqlStr,
+    read_by_kept_plan: SqlStr,
+    kept_plan: KeptPlan,
     settle_done_in_one_table: SqlStr,
     delete_done_in_one_table: SqlStr,
     settle_done_in_a_range: SqlStr,
@@ -56,6 +59,8 @@ impl Statements {
             renew: statement(sql::RENEW),
             give_back: statement(sql::GIVE_BACK),
             read: statement(sql::READ),
+            read_by_kept_plan: statement(sql::READ_BY_KEPT_PLAN),
+            kept_plan: KeptPlan::default(),
             settle_done_in_one_table: statement(sql::SETTLE_DONE_IN_ONE_TABLE),
             delete_done_in_one_table: statement(sql::DELETE_DONE_IN_ONE_TABLE),
             settle_done_in_a_range: statement(sql::SETTLE_DONE_IN_A_RANGE),

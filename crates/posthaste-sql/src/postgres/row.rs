@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use posthaste_core::store::{ClaimedRow, LaneLease, Malformed, RawRow, Record, RowState, Status};
+use posthaste_core::store::{ClaimedRow, Key, LaneLease, Malformed, RawRow, Record, RowState, Status};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -109,11 +109,15 @@ pub(super) fn of_lanes(row: &PgRow) -> Result<OfLanes<'_>, sqlx::Error> {
         read_at,
         available_at,
         leased_at: row.try_get::<Option<Moment>, _>(column::LEASED_AT)?.map(|Moment(leased_at)| leased_at),
-        key: key(raw.aggregate_type.as_deref(), raw.aggregate_id.as_deref()),
         attempts: attempts(row)?,
         raw: Ok(raw),
     };
     Ok(OfLanes::Row(found, created_at))
+}
+
+/// The key of a row of a lane, as far as it can be read.
+pub(super) fn key_of(row: &PgRow) -> Option<Key> {
+    key(row.try_get(column::AGGREGATE_TYPE).ok()?, row.try_get(column::AGGREGATE_ID).ok()?)
 }
 
 /// Reads a row for an operator.

@@ -247,7 +247,9 @@ impl SqliteStore {
             // The last one says whether the rest counts.
             let Some((last, rows)) = rows.split_last() else { continue };
             if row::is_held(last) {
-                let rows = rows.iter().map(|row| row::in_lane(row, part.lease.lane, now).row(read.lease_duration));
+                let of_lane =
+                    |row| row::in_lane(row, part.lease.lane, now).row(read.lease_duration, || row::key_of(row));
+                let rows = rows.iter().map(of_lane);
                 found.rows.extend(rows);
             } else {
                 found.lost.push(part.lease);

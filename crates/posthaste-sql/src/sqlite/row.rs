@@ -1,6 +1,6 @@
 //! Reading rows, whatever stands in them: SQLite keeps a value of any type in a column of any type.
 
-use posthaste_core::store::{ClaimedRow, Lane, Malformed, RawRow, Record, RowState, Status};
+use posthaste_core::store::{ClaimedRow, Key, Lane, Malformed, RawRow, Record, RowState, Status};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::sqlite::{Sqlite, SqliteRow};
 use sqlx::{Decode, Row, Type};
@@ -68,10 +68,14 @@ pub(super) fn in_lane(row: &SqliteRow, lane: Lane, now: Timestamp) -> Found {
         read_at: now,
         available_at: Timestamp::from_micros(number(row, column::AVAILABLE_AT)),
         leased_at: optional(row, column::LEASED_AT).map(Timestamp::from_micros),
-        key: key(optional(row, column::AGGREGATE_TYPE), optional(row, column::AGGREGATE_ID)),
         attempts: attempts(row),
         raw: raw(row),
     }
+}
+
+/// The key of a row of a lane, as far as it can be read.
+pub(super) fn key_of(row: &SqliteRow) -> Option<Key> {
+    key(optional(row, column::AGGREGATE_TYPE), optional(row, column::AGGREGATE_ID))
 }
 
 /// Reads a row for an operator. What cannot be read is shown as far as it can.

@@ -157,7 +157,7 @@ impl MySqlStore {
             let (sql, size) = self.sql.lanes.rows.at_least(seqs.len());
             let query = fill(seqs, size).fold(sqlx::query(sql), |query, seq| query.bind(*seq));
             let found = query.fetch_all(&mut *connection).await?;
-            rows.extend(found.iter().map(|row| row::in_lane(row).row(read.lease_duration)));
+            rows.extend(found.iter().map(|row| row::in_lane(row).row(read.lease_duration, || row::key_of(row))));
         }
         Ok(rows)
     }

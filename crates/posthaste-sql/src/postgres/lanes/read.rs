@@ -8,12 +8,20 @@ use super::super::row::OfLanes;
 use super::super::{PgStore, row};
 use crate::admin::limit;
 
+/// With so many rows in hand there is a backlog, and the plan of a read is made for a table that has one.
+const MANY: usize = 250;
+
 impl PgStore {
     pub(super) async fn try_read_lanes(&self, read: &ReadLanes) -> Result<LaneRows, sqlx::Error> {
         let column = |number: fn(&ReadLane) -> i64| read.parts.iter().map(number).collect::<Vec<_>>();
         let text =
             |text: fn(&Key) -> &str| read.parts.iter().map(|part| part.key.as_ref().map(text)).collect::<Vec<_>>();
-        let query = sqlx::query(self.sql.lanes.read.clone())
+        let lanes = &self.sql.lanes;
+        let kept = read.in_hand.len() >= MANY && read.parts.iter().all(|part| part.key.is_none());
+        let connection = &mut *self.acquire().await?;
+        let mut serving = (kept && lanes.kept_plan.is_good()).then(|| lanes.kept_plan.begin());
+        let sql = if serving.is_some() { &lanes.read_by_kept_plan } else { &lanes.read };
+        let mut query = sqlx::query(sql.clone())
             .bind(column(|part| part.lease.lane.0.into()))
             .bind(column(|part| part.lease.epoch))
             .bind(column(|part| part.after))
@@ -22,21 +30,25 @@ impl PgStore {
             .bind(text(|key| &key.aggregate_type))
             .bind(text(|key| &key.aggregate_id))
             .bind(&read.in_hand[..])
-            .bind(&*read.owner)
-            .bind(true);
+            .bind(&*read.owner);
+        if serving.is_none() {
+            query = query.bind(true);
+        }
         let mut found = LaneRows::default();
         let mut oldest = None;
-        let connection = &mut *self.acquire().await?;
         let mut rows = query.fetch(connection);
         while let Some(row) = rows.try_next().await? {
             match row::of_lanes(&row)? {
-                OfLanes::Row(row, created_at) => {
+                OfLanes::Row(of_lane, created_at) => {
                     oldest = Some(oldest.map_or(created_at, |oldest: Timestamp| oldest.min(created_at)));
-                    found.rows.push(row.row(read.lease_duration));
+                    found.rows.push(of_lane.row(read.lease_duration, || row::key_of(&row)));
                 }
                 OfLanes::Lost(lease) => found.lost.push(lease),
                 OfLanes::Open(writer) => found.open.push(Writer(writer.into())),
             }
+        }
+        if let Some(serving) = &mut serving {
+            serving.rows = found.rows.len();
         }
         if let (Some(partitioned), Some(oldest)) = (&self.partitioned, oldest) {
             partitioned.since.worked_on(oldest);

@@ -288,7 +288,9 @@ pub(in super::super) const GIVE_BACK: &str = concat!(
 /// Then which lanes are not held. Then the open writers: whoever has taken a number has this lock on the sequence from before that
 /// until he ends, which who settles has not. Where the numbers come from elsewhere, it is the lock on the table. They are looked up
 /// while the statement runs, so after its snapshot.
-pub(in super::super) const READ: &str = concat!(
+macro_rules! read {
+    ($planned:expr) => {
+        concat!(
     "WITH part AS MATERIALIZED (SELECT p.*, l.lane IS NOT NULL AS held, EXISTS (SELECT FROM ",
     keys!(),
     " AS k WHERE k.lane = p.lane) AS closed \
@@ -309,7 +311,7 @@ pub(in super::super) const READ: &str = concat!(
      AND (NOT p.closed OR (SELECT k.state FROM ",
     keys!(),
     " AS k WHERE k.aggregate_type = coalesce(t.aggregate_type, '__GLOBAL__') AND k.aggregate_id = t.aggregate_id) IS NULL) ",
-    planned_anew!("$10"),
+    $planned,
     "ORDER BY seq LIMIT p.most) AS t WHERE p.held UNION ALL SELECT ",
     no_event!(),
     ", lane, epoch, NULL FROM part WHERE NOT held UNION ALL SELECT ",
@@ -318,7 +320,14 @@ pub(in super::super) const READ: &str = concat!(
      (SELECT coalesce(pg_get_serial_sequence('{table}', 'seq'), '{table}')::regclass) \
      AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
      AND mode = 'RowExclusiveLock' AND granted AND pid IS DISTINCT FROM pg_backend_pid()"
-);
+)
+    };
+}
+
+pub(in super::super) const READ: &str = read!(planned_anew!("$10"));
+
+/// The same, for as long as its plan is a good one. See [`KeptPlan`](super::super::kept_plan::KeptPlan).
+pub(in super::super) const READ_BY_KEPT_PLAN: &str = read!("");
 
 /// A settlement that answers nothing if all of the numbers were settled, and otherwise which. That is nearly always the former, and
 /// spares both sides a row for each.
