@@ -251,6 +251,32 @@ async fn no_key_fills_the_room() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn when_places_are_short_many_small_keys_are_read_again_together_and_none_for_itself() {
+    let keys = keys(64);
+    // Two of each of thirty keys, then a third one of each.
+    let rows = (0..90).map(|seq| row(u8::try_from(seq % 30).unwrap(), seq)).collect();
+    let taken = keys.take_in_of(LEASE, rows, &[]);
+    assert!(taken.refused && taken.left.is_empty(), "{taken:?}");
+    assert_eq!(taken.seen, Some(i64::try_from(taken.count).unwrap() - 1));
+    assert!(taken.count >= 60, "{taken:?}");
+    assert_eq!(keys.behind(), 0);
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_places_are_short_nobody_waits_for_a_key_that_waits() {
+    let keys = keys(64);
+    let later = Duration::from_millis(500);
+    // Two of each of thirty keys that wait for a moment, then a third one of each, then another key.
+    let mut rows: Vec<_> = (0..90).map(|seq| row_due(u8::try_from(seq % 30).unwrap(), seq, later)).collect();
+    rows.push(row(99, 90));
+    let taken_in = keys.take_in_of(LEASE, rows, &[]);
+    assert_eq!((taken_in.seen, taken_in.refused), (Some(90), false), "{taken_in:?}");
+    assert_eq!(seqs(&taken(&keys).unwrap()), [90]);
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
 async fn rows_without_an_order_are_keys_of_their_own() {
     let keys = Keys::new(100, Ordered::types(["Invoice"]), Wake::new(), Wake::new());
     keys.leased(LEASE, far());

@@ -258,6 +258,71 @@ async fn a_settlement_waits_for_a_lease_under_way_and_is_refused() {
 }
 
 #[tokio::test]
+async fn of_a_batch_with_a_lost_lane_the_rows_of_the_others_are_settled() {
+    for deletes in [false, true] {
+        let database = Database::new().await;
+        let store = database.store().await;
+        let store = if deletes { store.deleting_done() } else { store };
+        store.prepare_lanes().await.unwrap();
+        let events: Vec<_> = (0..1000).map(|n| event(&format!("{n}"), &format!("{}", n % 50))).collect();
+        write(&store, events).await;
+        let mine = leased(&store, "a").await;
+        let found = read(&store, "a", &mine, ALL).await;
+        assert_eq!(found.rows.len(), 1000);
+        let lost = found.rows[0].lane;
+        let take = format!("UPDATE outbox_event_lane SET owner = 'b', epoch = epoch + 1 WHERE lane = {}", lost.0);
+        sql(&store, take).await;
+        let mut batch = settlements(&mine, &found, &Action::Done);
+        batch.sort_by_key(|settlement| settlement.seq);
+        let settled = lanes(&store).settle_in_lanes("a", &batch).await.unwrap();
+        let expected: Vec<_> = batch
+            .iter()
+            .map(|settlement| if settlement.lease.lane == lost { Settled::Lost } else { Settled::Applied })
+            .collect();
+        assert!(expected.contains(&Settled::Lost) && expected.contains(&Settled::Applied));
+        assert_eq!(settled, expected);
+        let pending = u64::try_from(expected.iter().filter(|settled| **settled == Settled::Lost).count()).unwrap();
+        assert_eq!(store.counts().await.unwrap().new, pending);
+    }
+}
+
+/// With so many in hand a read keeps its plan, which was made while there was a backlog.
+#[tokio::test]
+async fn a_read_of_a_backlog_keeps_its_plan_and_walks_what_it_brings() {
+    let database = Database::new().await;
+    let store = database.store_with(sqlx::postgres::PgPoolOptions::new().max_connections(1)).await;
+    store.migrate().await.unwrap();
+    database.empty().await.prepare_lanes().await.unwrap();
+    let fill = "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload) \
+                SELECT clock_timestamp()::text || n, 'X', 'Order', n, '{}' FROM generate_series(1, 20000) AS n";
+    sql(&store, fill).await;
+    let mine = leased(&store, "a").await;
+    let mut in_hand = Vec::new();
+    for round in 0..12 {
+        let parts = mine.iter().map(|lease| ReadLane { lease: *lease, after: 0, until: None, limit: 10, key: None });
+        let before = walked(&store).await;
+        let read = ReadLanes {
+            owner: "a".into(),
+            in_hand: in_hand.clone(),
+            passed: Vec::new(),
+            lease_duration: Duration::from_secs(15),
+            parts: parts.collect(),
+        };
+        let found = lanes(&store).read_lanes(&read).await.unwrap();
+        assert_eq!(found.rows.len(), 640, "round {round}");
+        assert!(found.rows.iter().all(|row| !in_hand.contains(&row.seq)));
+        // Those in hand lie before them, and are walked over.
+        let walked = walked(&store).await.0 - before.0;
+        assert!(walked <= 700 + i64::try_from(in_hand.len()).unwrap(), "round {round}: {walked} rows walked");
+        in_hand.extend(found.rows.iter().map(|row| row.seq));
+        in_hand.sort_unstable();
+    }
+    let kept =
+        "SELECT coalesce(sum(generic_plans), 0)::bigint FROM pg_prepared_statements WHERE statement LIKE 'WITH part%'";
+    assert!(scalar::<i64>(&store, kept).await > 0, "no plan was kept");
+}
+
+#[tokio::test]
 async fn the_lane_of_an_event_is_that_of_its_row() {
     let database = Database::new().await;
     let store = database.store().await;
