@@ -93,28 +93,24 @@ pub(in super::super) const RENEW: &str =
 pub(in super::super) const GIVE_BACK: &str =
     concat!("UPDATE ", lanes!(), " SET owner = NULL, until = '1970-01-01 00:00:00' WHERE lane IN ({rows})");
 
-/// Says that a relay is there.
+/// Says that a relay is there. One that comes too late has no settings any more. They are set before the moment is.
 pub(in super::super) const HERE: &str = concat!(
     "INSERT INTO ",
     relays!(),
     " (owner, until) VALUES (?, TIMESTAMPADD(MICROSECOND, ?, UTC_TIMESTAMP(6))) \
-     ON DUPLICATE KEY UPDATE until = VALUES(until)"
+     ON DUPLICATE KEY UPDATE settings = IF(until >= UTC_TIMESTAMP(6), settings, ''), until = VALUES(until)"
 );
 
 /// Says that it is going, and forgets those that have not said so for a day.
 pub(in super::super) const GONE: &str =
     concat!("DELETE FROM ", relays!(), " WHERE owner = ? OR until < TIMESTAMPADD(DAY, -1, UTC_TIMESTAMP(6))");
 
-/// Who is there.
+/// Who is there, and with which settings.
 pub(in super::super) const RELAYS: &str =
-    concat!("SELECT owner FROM ", relays!(), " WHERE until >= UTC_TIMESTAMP(6) ORDER BY owner");
+    concat!("SELECT owner, settings FROM ", relays!(), " WHERE until >= UTC_TIMESTAMP(6) ORDER BY owner");
 
 /// Lets one relay at a time say with which settings it is there.
 pub(in super::super) const AGREE_ALONE: &str = concat!("SELECT lane FROM ", lanes!(), " WHERE lane = 0 FOR UPDATE");
-
-/// Who is there, and with which settings.
-pub(in super::super) const SETTINGS: &str =
-    concat!("SELECT owner, settings FROM ", relays!(), " WHERE until >= UTC_TIMESTAMP(6) ORDER BY owner");
 
 /// Says that a relay is there with these settings.
 pub(in super::super) const AGREE: &str = concat!(

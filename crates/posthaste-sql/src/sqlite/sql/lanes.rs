@@ -67,21 +67,19 @@ pub(in super::super) const LEASE: &str = concat!(
 pub(in super::super) const RENEW: &str =
     concat!("UPDATE ", lanes!(), " SET until = ?4 WHERE lane = ?1 AND epoch = ?2 AND owner = ?3");
 
-/// Says that a relay is there.
+/// Says that a relay is there. One that comes too late has no settings any more.
 pub(in super::super) const HERE: &str = concat!(
     "INSERT INTO ",
     relays!(),
-    " (owner, until) VALUES (?1, ?2) ON CONFLICT (owner) DO UPDATE SET until = excluded.until"
+    " AS r (owner, until) VALUES (?1, ?2) ON CONFLICT (owner) DO UPDATE SET until = excluded.until, \
+     settings = CASE WHEN r.until >= ?3 THEN r.settings ELSE '' END"
 );
 
 /// Forgets relays that have not said so for a while.
 pub(in super::super) const GONE: &str = concat!("DELETE FROM ", relays!(), " WHERE until < ?1");
 
-/// Who is there.
-pub(in super::super) const RELAYS: &str = concat!("SELECT owner FROM ", relays!(), " WHERE until >= ?1 ORDER BY owner");
-
 /// Who is there, and with which settings.
-pub(in super::super) const SETTINGS: &str =
+pub(in super::super) const RELAYS: &str =
     concat!("SELECT owner, settings FROM ", relays!(), " WHERE until >= ?1 ORDER BY owner");
 
 /// Says that a relay is there with these settings.
