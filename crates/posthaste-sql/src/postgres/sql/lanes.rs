@@ -479,6 +479,39 @@ pub(in super::super) const RELEASE: &str = concat!(
      FROM open WHERE event_id = head_id AND seq = head_seq AND status = 3) SELECT count(*) FROM open"
 );
 
+/// Gives up the first pending row of a key, if it is that one and has failed, and lets the key go on behind it. Whether it was so.
+pub(in super::super) const GIVE_UP_HEAD: &str = concat!(
+    "WITH head AS MATERIALIZED (SELECT t.seq, t.event_id FROM {table} AS t WHERE ",
+    lane!("t."),
+    " = hashtextextended($2::text COLLATE \"C\", 0) & 63 AND ",
+    pending_in_lane!(),
+    " AND t.aggregate_id = $2 AND coalesce(t.aggregate_type, '__GLOBAL__') = $1 ORDER BY t.seq LIMIT 1), \
+     dead AS (UPDATE {table} AS t SET status = 3, done_at = clock_timestamp(), locked_by = NULL, locked_at = NULL FROM head \
+     WHERE t.event_id = head.event_id AND t.seq = head.seq AND head.event_id = $3 AND t.status = 2 \
+     RETURNING t.seq, t.event_id, t.last_error), \
+     open AS (INSERT INTO ",
+    keys!(),
+    " (aggregate_type, aggregate_id, lane, state, head_seq, head_id, since, until, reason) \
+     SELECT $1, $2, hashtextextended($2::text COLLATE \"C\", 0) & 63, 1, seq, event_id, clock_timestamp(), clock_timestamp(), \
+     last_error FROM dead ON CONFLICT (aggregate_type, aggregate_id) DO NOTHING) SELECT count(*) FROM dead"
+);
+
+/// Of DEAD rows: that nobody is to decide about a key because of it. A subquery for each row keeps the planner from a join, for which
+/// it would sort all of them.
+pub(in super::super) const HEADS_NO_CLOSED_KEY: &str = concat!(
+    "(SELECT k.head_seq FROM ",
+    keys!(),
+    " AS k WHERE k.state = 2 AND k.aggregate_type = coalesce({table}.aggregate_type, '__GLOBAL__') \
+     AND k.aggregate_id = {table}.aggregate_id) IS DISTINCT FROM {table}.seq AND "
+);
+
+/// Whether the heads of closed keys are in a partition.
+pub(in super::super) const HAS_HEADS: &str = concat!(
+    "SELECT EXISTS (SELECT FROM ",
+    keys!(),
+    " AS k JOIN {partition} AS t ON t.event_id = k.head_id AND t.seq = k.head_seq WHERE k.state = 2 AND t.status = 3)"
+);
+
 /// Whether keys can be closed.
 pub(in super::super) const HAS_KEYS: &str = "SELECT to_regclass('{schema}\"{name}_key\"') IS NOT NULL";
 
