@@ -17,8 +17,8 @@ pub(crate) struct Sizes {
     pub(crate) events: usize,
     /// How many are done beside them.
     pub(crate) done_beside: usize,
-    /// How many aggregates stand still beside them.
-    pub(crate) parked_beside: usize,
+    /// How many aggregates stand still beside them, parked or blocked.
+    pub(crate) still_beside: usize,
     /// How long latencies are measured in a round.
     pub(crate) latency: Duration,
     /// How many events go through the dispatcher alone.
@@ -33,7 +33,7 @@ impl Sizes {
         turns: 6,
         events: 100_000,
         done_beside: 1_000_000,
-        parked_beside: 10_000,
+        still_beside: 10_000,
         latency: Duration::from_secs(10),
         dispatched: 1_000_000,
         published: 100_000,
@@ -44,7 +44,7 @@ impl Sizes {
         turns: 4,
         events: 100_000,
         done_beside: 200_000,
-        parked_beside: 10_000,
+        still_beside: 10_000,
         latency: Duration::from_secs(3),
         dispatched: 300_000,
         published: 20_000,

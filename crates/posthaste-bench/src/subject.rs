@@ -106,11 +106,13 @@ pub(crate) struct Filling {
     pub(crate) keys: usize,
     /// How many aggregates stand still before that, each with a DEAD event and one behind it.
     pub(crate) parked: usize,
+    /// How many, each with an event that has failed and is tried again much later, and one behind it.
+    pub(crate) blocked: usize,
 }
 
 impl Default for Filling {
     fn default() -> Self {
-        Self { events: 0, done: 0, payload: 200, keys: usize::MAX, parked: 0 }
+        Self { events: 0, done: 0, payload: 200, keys: usize::MAX, parked: 0, blocked: 0 }
     }
 }
 
@@ -131,14 +133,15 @@ pub(crate) async fn fill<S: Subject>(store: &S::Store, filling: Filling) -> anyh
 
 /// Fails unless all rows are DONE, and that many.
 pub(crate) async fn check_done<S: Store>(store: &S, events: usize) -> anyhow::Result<()> {
-    check_done_beside(store, events, 0).await
+    check_drained(store, Filling { events, ..Filling::default() }).await
 }
 
-/// The same beside so many aggregates that stand still.
-pub(crate) async fn check_done_beside<S: Store>(store: &S, events: usize, parked: usize) -> anyhow::Result<()> {
+/// Fails unless all rows are DONE of what was in a table, but for those of aggregates that stand still.
+pub(crate) async fn check_drained<S: Store>(store: &S, filling: Filling) -> anyhow::Result<()> {
+    let Filling { events, done, parked, blocked, .. } = filling;
     let counts = store.counts().await?;
-    let expected = (events as u64, parked as u64, parked as u64);
-    ensure!((counts.done, counts.dead, counts.new + counts.retry) == expected, "not every row is DONE: {counts:?}");
+    let expected = [events + done, parked, parked + blocked, blocked].map(|rows| rows as u64);
+    ensure!([counts.done, counts.dead, counts.new, counts.retry] == expected, "not every row is DONE: {counts:?}");
     Ok(())
 }
 

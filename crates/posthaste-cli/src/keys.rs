@@ -16,7 +16,8 @@ use crate::settings::{Flags, Given};
 /// List aggregates that are delivered in order and stand still, and let them go on.
 ///
 /// An aggregate is named by its type and its id: Order/42. It is parked when an event of it is DEAD, until somebody skips or
-/// releases it; it is blocked while an event of it has failed and is tried again. Those behind that event wait.
+/// releases it; it is blocked while an event of it has failed and is tried again, until that succeeds or somebody skips it. Those
+/// behind that event wait.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -35,7 +36,8 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Let parked aggregates go on behind the event that is DEAD, which stays so.
+    /// Let aggregates go on behind the event that they stand still for: one that is DEAD stays so, and one that has failed and is
+    /// tried again becomes DEAD.
     ///
     /// Exit status: 0 if it was done, 1 if it was not confirmed or nothing fits.
     Skip(Choice),
@@ -45,7 +47,7 @@ enum Command {
     Release(Choice),
 }
 
-/// Which parked aggregates, and whether to ask.
+/// Which aggregates, and whether to ask.
 #[derive(clap::Args)]
 struct Choice {
     /// These: type, a slash, and id, as the list shows them.
@@ -151,7 +153,7 @@ pub(crate) fn age(length: Duration) -> String {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Change {
     Skip,
     Release,
@@ -173,11 +175,46 @@ impl Change {
     }
 
     /// What becomes of the event that is to blame.
-    fn head(self) -> &'static str {
-        match self {
-            Self::Skip => "stays DEAD",
-            Self::Release => "is delivered again",
+    fn head(self, of: &Fitting) -> &'static str {
+        match (self, of) {
+            (Self::Release, _) => "is delivered again",
+            (Self::Skip, Fitting::Parked(_)) => "stays DEAD",
+            (Self::Skip, Fitting::Blocked(_)) => "becomes DEAD",
         }
+    }
+}
+
+/// An aggregate that stands still, and is to go on.
+enum Fitting {
+    Parked(ClosedKey),
+    Blocked(StalledKey),
+}
+
+impl Fitting {
+    fn key(&self) -> &Key {
+        match self {
+            Self::Parked(closed) => &closed.key,
+            Self::Blocked(stalled) => &stalled.key,
+        }
+    }
+
+    /// In words, with what becomes of its event.
+    fn shown(&self, change: Change) -> String {
+        let (head, reason) = match self {
+            Self::Parked(closed) => (&closed.head_id, &closed.reason),
+            Self::Blocked(stalled) => (&stalled.head_id, &stalled.reason),
+        };
+        let (name, reason) = (name(self.key()), cut(reason.as_deref().unwrap_or("-"), 80));
+        format!("{name}  {head} {}  {reason}", change.head(self))
+    }
+
+    /// Whether it stood still for that event until then.
+    async fn change(&self, store: &dyn AdminStore, change: Change) -> Result<bool, Failed> {
+        Ok(match (self, change) {
+            (Self::Blocked(stalled), _) => store.give_up_head(&stalled.key, &stalled.head_id).await?,
+            (Self::Parked(closed), Change::Skip) => store.skip_head(&closed.key).await?,
+            (Self::Parked(closed), Change::Release) => store.release_key(&closed.key).await?,
+        })
     }
 }
 
@@ -189,31 +226,15 @@ async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Resul
     if choice.keys.is_empty() && !choice.all {
         return Err(anyhow::anyhow!("say which aggregates to {verb}: keys such as Order/42, or --all").into());
     }
-    let closed = store.closed_keys(usize::MAX).await?;
-    let mut fitting: Vec<&ClosedKey> = Vec::new();
-    if choice.all {
-        fitting.extend(closed.iter().filter(|closed| !closed.reopened));
-    }
-    for wanted in &choice.keys {
-        // A type or an id may have a slash in it, so it is the name that is looked for.
-        match closed.iter().find(|closed| name(&closed.key) == *wanted) {
-            Some(closed) if closed.reopened => {
-                eprintln!("{wanted} was let go on already, and a relay is yet to hear of it");
-            }
-            Some(closed) if fitting.iter().any(|known| known.key == closed.key) => {}
-            Some(closed) => fitting.push(closed),
-            None => eprintln!("{wanted} is not parked; posthaste keys lists what is"),
-        }
-    }
+    let fitting = fitting(store, &choice, change).await?;
     if fitting.is_empty() {
         eprintln!("nothing to {verb}");
         return Ok(exit::Status::No.into());
     }
     let plural = if fitting.len() == 1 { "" } else { "s" };
-    eprintln!("{} parked aggregate{plural} to {verb}; the event {}:", fitting.len(), change.head());
-    for closed in fitting.iter().take(PREVIEW) {
-        let reason = cut(closed.reason.as_deref().unwrap_or("-"), 80);
-        eprintln!("  {}", plain(&format!("{}  {}  {reason}", name(&closed.key), closed.head_id)));
+    eprintln!("{} aggregate{plural} to {verb}, each with the event that it stands still for:", fitting.len());
+    for one in fitting.iter().take(PREVIEW) {
+        eprintln!("  {}", plain(&one.shown(change)));
     }
     if fitting.len() > PREVIEW {
         eprintln!("  … and {} more", fitting.len() - PREVIEW);
@@ -222,15 +243,56 @@ async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Resul
         return Ok(exit::Status::No.into());
     }
     let mut changed = 0_u64;
-    for closed in fitting {
-        let was_closed = match change {
-            Change::Skip => store.skip_head(&closed.key).await?,
-            Change::Release => store.release_key(&closed.key).await?,
-        };
-        changed += u64::from(was_closed);
+    for one in fitting {
+        if one.change(store, change).await? {
+            changed += 1;
+        } else {
+            eprintln!("{} has gone on meanwhile", plain(&name(one.key())));
+        }
     }
     println!("{changed} {}", change.done());
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is meant: of what is parked all, or by name; of what is blocked by name only, since it may go on by itself.
+async fn fitting(store: &dyn AdminStore, choice: &Choice, change: Change) -> Result<Vec<Fitting>, Failed> {
+    let closed = store.closed_keys(usize::MAX).await?;
+    if choice.all {
+        return Ok(closed.into_iter().filter(|closed| !closed.reopened).map(Fitting::Parked).collect());
+    }
+    let mut fitting: Vec<Fitting> = Vec::new();
+    let mut blocked = None;
+    for wanted in &choice.keys {
+        // A type or an id may have a slash in it, so it is the name that is looked for.
+        if fitting.iter().any(|known| name(known.key()) == *wanted) {
+            continue;
+        }
+        if let Some(closed) = closed.iter().find(|closed| name(&closed.key) == *wanted) {
+            if closed.reopened {
+                eprintln!("{wanted} was let go on already, and a relay is yet to hear of it");
+            } else {
+                fitting.push(Fitting::Parked(closed.clone()));
+            }
+            continue;
+        }
+        if blocked.is_none() {
+            blocked = Some(blocked_keys(store).await?);
+        }
+        match blocked.iter().flatten().find(|stalled| name(&stalled.key) == *wanted) {
+            Some(stalled) if change == Change::Skip => fitting.push(Fitting::Blocked(stalled.clone())),
+            Some(_) => eprintln!("{wanted} is blocked, not parked: its event is tried again by itself"),
+            None => eprintln!("{wanted} does not stand still; posthaste keys lists what does"),
+        }
+    }
+    Ok(fitting)
+}
+
+/// Aggregates whose first event has failed, and holds up those behind it.
+async fn blocked_keys(store: &dyn AdminStore) -> Result<Vec<StalledKey>, Failed> {
+    let Some(holders) = store.lane_holders().await? else { return Ok(Vec::new()) };
+    let mut stalled = store.stalled_keys(usize::MAX).await?;
+    stalled.retain(|key| key.stall == Stall::Blocked && waits(key, &holders));
+    Ok(stalled)
 }
 
 #[cfg(test)]

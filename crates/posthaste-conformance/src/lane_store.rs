@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::store::{
-    Action, AdminStore, Claim, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, Lease, NewRow,
+    Action, AdminStore, Claim, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Purge,
     ReadLane, ReadLanes, Redrive, RelayOfLanes, RelayStore, Settled, Stall, Status, WriteStore,
 };
 use posthaste_core::{Event, EventId, Ordered};
@@ -182,9 +182,9 @@ pub async fn case_95_settings<F: Fixture>(fixture: F) {
     assert_eq!(relays().await, [relay("a", "all"), relay("b", "all")]);
     assert_eq!(agree("c", "none").await, [relay("a", "all"), relay("b", "all")]);
     assert_eq!(relays().await, [relay("a", "all"), relay("b", "all")]);
-    // A renewal leaves settings as they are, also of one that has none.
-    outbox.renew("a", &[]).await;
-    outbox.renew("c", &[]).await;
+    // A renewal leaves settings as they are, also of one that has none, which has to agree before it goes on.
+    let to_agree = async |owner| outbox.lanes.renew_lanes(owner, &[], LEASE).await.unwrap().to_agree;
+    assert_eq!((to_agree("a").await, to_agree("c").await), (false, true));
     assert_eq!(relays().await, [relay("a", "all"), relay("b", "all"), relay("c", "")]);
     assert_eq!(agree("a", "all").await, []);
     // One goes, another one dies, and comes back when its place is taken.
@@ -192,6 +192,9 @@ pub async fn case_95_settings<F: Fixture>(fixture: F) {
     assert_eq!(agree("c", "none").await, [relay("b", "all")]);
     fixture.advance(LEASE * 2).await;
     assert_eq!(agree("c", "none").await, []);
+    // It comes too late, so what it had said does not count any more, and nobody minds.
+    assert_eq!((to_agree("b").await, to_agree("c").await), (true, false));
+    assert_eq!(relays().await, [relay("b", ""), relay("c", "none")]);
     assert_eq!(agree("b", "all").await, [relay("c", "none")]);
     outbox.renew("b", &[]).await;
     assert_eq!(agree("c", "none").await, []);
@@ -558,6 +561,93 @@ pub async fn case_84_redriven_head<F: Fixture>(fixture: F) {
     }
 }
 
+/// The first event of a key, if it has failed, can be given up: it is DEAD, and its key goes on behind it when its relay has heard of
+/// it. No other can, and what a listener makes of it that has it just then does not count.
+pub async fn case_84_given_up_head<F: Fixture>(fixture: F) {
+    let outbox = Lanes::of(&fixture).await;
+    insert(&outbox.store, &[event("1", "7"), event("2", "7"), event("3", "8")]).await;
+    let mine = outbox.lease("a").await;
+    let written = by_number(outbox.pending("a", &mine).await);
+    let give_up =
+        async |order: &str, id: &str| outbox.store.give_up_head(&key_of(order), &EventId::from_row(id)).await.unwrap();
+    assert!(!give_up("7", "1").await, "it has not failed");
+    let retry = |row| settlement(&mine, row, Action::Retry { delay: LEASE, error: "not yet".into() });
+    assert_eq!(outbox.settle("a", &[retry(&written[0]), retry(&written[1])]).await, [Settled::Applied; 2]);
+    assert!(!give_up("7", "2").await, "it is behind another");
+    for (order, id) in [("8", "1"), ("8", "3"), ("9", "1"), ("7", "9")] {
+        assert!(!give_up(order, id).await, "{id} of {order}");
+    }
+    assert_eq!((counts(&outbox.store).await.dead, outbox.store.closed_keys(ALL).await.unwrap()), (0, Vec::new()));
+
+    assert!(give_up("7", "1").await);
+    assert!(!give_up("7", "1").await, "it is over");
+    assert_at(&outbox.store, &EventId::from_row("1"), Status::Dead, 1).await;
+    assert_eq!(outbox.done("a", &mine, &written[..1]).await, [Settled::Lost]);
+    assert_eq!(by_number(outbox.pending("a", &mine).await), written[2..], "its relay has to know first");
+    let reopened = outbox.lanes.reopened_keys("a", &mine, ALL).await.unwrap();
+    let [reopened] = reopened.as_slice() else { panic!("{reopened:?}") };
+    assert_eq!((&reopened.key, reopened.lane, reopened.head_seq), (&key_of("7"), written[0].0, written[0].1));
+    assert_eq!(reopened.reason.as_deref(), Some("not yet"));
+    outbox.lanes.forget_keys("a", &[(lease_of(&mine, reopened.lane), key_of("7"))]).await.unwrap();
+    assert_eq!(by_number(outbox.pending("a", &mine).await), written[1..]);
+    // The next one is the first now.
+    assert!(give_up("7", "2").await);
+    // While the key is as it was left, others may be given up as well.
+    assert_eq!(outbox.settle("a", &[retry(&written[2])]).await, [Settled::Applied]);
+    assert!(give_up("8", "3").await);
+    assert_eq!((counts(&outbox.store).await.dead, outbox.store.closed_keys(ALL).await.unwrap().len()), (3, 2));
+}
+
+/// What a key is closed for is not purged before somebody has decided about it. Where it is gone all the same the key stays closed,
+/// whatever becomes of other rows.
+pub async fn case_84_purged_head<F: Fixture>(fixture: F) {
+    let outbox = Lanes::of(&fixture).await;
+    let store = &outbox.store;
+    insert(store, &[event("1", "7"), event("2", "7"), event("3", "8"), event("4", "9"), event("5", "5")]).await;
+    let mine = outbox.lease("a").await;
+    let written = by_number(outbox.pending("a", &mine).await);
+    let closing = |row| LaneSettlement { closes: true, ..settlement(&mine, row, dead()) };
+    let mut batch = vec![closing(&written[0])];
+    batch.extend(written[2..].iter().map(|row| settlement(&mine, row, dead())));
+    assert_eq!(outbox.settle("a", &batch).await, [Settled::Applied; 4]);
+    fixture.advance(LEASE).await;
+    let discard = async |id: &str| store.discard(&Redrive::ids([EventId::from_row(id)])).await.unwrap();
+    let closed = async || {
+        let closed = store.closed_keys(ALL).await.unwrap();
+        closed.iter().map(|closed| (closed.head_id.to_string(), closed.reopened)).collect::<Vec<_>>()
+    };
+    assert_eq!(discard("5").await, 1);
+    let old = Purge { dead_after: Some(LEASE / 2), ..Purge::default() };
+    assert_eq!((store.purge(&old).await.unwrap(), store.purge(&old).await.unwrap()), (2, 0));
+    assert_at(store, &EventId::from_row("1"), Status::Dead, 1).await;
+    assert_eq!(closed().await, [("1".to_owned(), false)]);
+    assert!(store.skip_head(&key_of("7")).await.unwrap());
+    assert_eq!(store.purge(&old).await.unwrap(), 1);
+    outbox.lanes.forget_keys("a", &[(lease_of(&mine, written[0].0), key_of("7"))]).await.unwrap();
+    assert_eq!(outbox.pending("a", &mine).await, written[1..2]);
+
+    // Everything that is old goes, of whatever status.
+    insert(store, &[event("6", "6"), event("7", "70"), event("8", "80")]).await;
+    let written = by_number(outbox.pending("a", &mine).await);
+    let at = |id: &str| written.iter().find(|row| row.2 == id).unwrap();
+    let batch = [closing(at("6")), settlement(&mine, at("7"), dead()), settlement(&mine, at("8"), dead())];
+    assert_eq!(outbox.settle("a", &batch).await, [Settled::Applied; 3]);
+    fixture.advance(LEASE).await;
+    insert(store, &[event("9", "6"), event("10", "90"), event("11", "91")]).await;
+    let young = by_number(outbox.pending("a", &mine).await);
+    let batch: Vec<_> = young.iter().filter(|row| ["10", "11"].contains(&&*row.2)).collect();
+    let batch: Vec<_> = batch.into_iter().map(|row| settlement(&mine, row, dead())).collect();
+    assert_eq!(outbox.settle("a", &batch).await, [Settled::Applied; 2]);
+    let any = Purge { any_after: Some(LEASE / 2), ..Purge::default() };
+    assert_eq!(store.purge(&any).await.unwrap(), 4);
+    assert_eq!(discard("10").await, 1);
+    assert_eq!(store.redrive(&Redrive::ids([EventId::from_row("11")])).await.unwrap(), 1);
+    assert_eq!(closed().await, [("6".to_owned(), false)]);
+    assert_eq!(ids(&outbox.pending("a", &mine).await), ["11"]);
+    assert!(store.release_key(&key_of("6")).await.unwrap());
+    assert_eq!(closed().await, [("6".to_owned(), true)]);
+}
+
 /// Nothing has lanes that was not prepared for them, and whoever asks hears what to do. To prepare twice, or in two processes at
 /// once, changes nothing more. Without lanes an operator finds no closed keys.
 pub async fn case_81_not_prepared<F: Tables>(fixture: F) {
@@ -570,6 +660,7 @@ pub async fn case_81_not_prepared<F: Tables>(fixture: F) {
     assert_eq!(store.closed_keys(ALL).await.unwrap(), []);
     assert_eq!((store.stalled_keys(ALL).await.unwrap(), store.lane_holders().await.unwrap()), (Vec::new(), None));
     assert!(!store.release_key(&key_of("7")).await.unwrap() && !store.skip_head(&key_of("7")).await.unwrap());
+    assert!(!store.give_up_head(&key_of("7"), &EventId::from_row("1")).await.unwrap());
 
     tokio::join!(fixture.prepare_lanes(), fixture.prepare_lanes());
     let lanes = fixture.node().await.lanes().unwrap();

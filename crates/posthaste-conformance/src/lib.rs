@@ -207,6 +207,8 @@ macro_rules! store_tests {
                 case_83_twice_in_a_batch,
                 case_84_closed_keys,
                 case_84_redriven_head,
+                case_84_given_up_head,
+                case_84_purged_head,
                 case_95_settings,
             }
             admin {
@@ -388,6 +390,7 @@ macro_rules! lane_tests {
         $crate::tests! { #[$test] $fixture, with_lanes as $crate::Lanes;
             order {
                 case_87_block,
+                case_87_given_up,
                 case_87_skip,
                 case_87_park,
                 case_87_undecodable,
@@ -399,6 +402,7 @@ macro_rules! lane_tests {
                 case_92_delayed_head,
                 case_92_without_order,
                 case_93_open_writers,
+                case_93_in_a_backlog,
                 case_94_hot_by_reading,
                 case_95_refused,
                 case_95_noticed,

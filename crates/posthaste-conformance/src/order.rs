@@ -236,6 +236,27 @@ pub async fn case_87_block<F: Lanes>(fixture: F) {
     outbox.shutdown().await;
 }
 
+/// An event that would be tried again in an hour is given up by an operator: it is DEAD, and those behind it go on at once.
+pub async fn case_87_given_up<F: Lanes>(fixture: F) {
+    let (tap, mut inbox) = Tap::new();
+    let hour = Duration::from_secs(3600);
+    let options = Options { retry_base: hour, retry_max: hour, ..options() };
+    let listener = failing(tap, "bad", u32::MAX).on_dead(OnDead::Block);
+    let (outbox, meter) = ordered(fixture.node().await, options, |builder| builder.listen_all(listener)).await;
+    let events: Vec<_> = (0..3).map(|number| numbered("bad", number)).collect();
+    write_each(&outbox, events.clone()).await;
+    meter.until("the first has failed", |tally| tally.failed == 1).await;
+    assert!(!fixture.store().give_up_head(&key("bad"), events[1].id()).await.unwrap());
+    assert!(fixture.store().give_up_head(&key("bad"), events[0].id()).await.unwrap());
+    outbox.wake();
+    meter.until("the others are delivered", |tally| tally.delivered == 2).await;
+    assert_eq!(told(&inbox.rest(), "bad"), [0, 1, 2]);
+    let head = state(&fixture.store(), events[0].id()).await;
+    assert_eq!((head.status, head.attempts, head.last_error.as_deref()), (Status::Dead, 1, Some("not yet")));
+    assert_eq!(fixture.store().closed_keys(10).await.unwrap(), []);
+    outbox.shutdown().await;
+}
+
 /// An event that is given up is DEAD, and those behind it go on, where that was chosen.
 pub async fn case_87_skip<F: Lanes>(fixture: F) {
     let (tap, mut inbox) = Tap::new();
@@ -559,6 +580,48 @@ pub async fn case_93_open_writers<F: Lanes>(fixture: F) {
     outbox.shutdown().await;
     course.assert_in_order();
     course.assert_each_once(others as usize + 3);
+}
+
+/// The same in the middle of a backlog, while lanes are read side by side up to the same number: what a transaction brings in the end
+/// comes before what its orders get after it, in whichever lanes they are, whether it was waited for or passed.
+pub async fn case_93_in_a_backlog<F: Lanes>(fixture: F) {
+    const ORDERS: u32 = 60;
+    let store = fixture.store();
+    let course = Course::default();
+    let numbered_of = |kind: &'static str, numbers: std::ops::Range<u32>| {
+        let of_each = move |number| (0..ORDERS).map(move |order| numbered(format!("{kind} {order}"), number));
+        numbers.flat_map(of_each).collect::<Vec<_>>()
+    };
+    let mut written = 0;
+    for (kind, others, held) in [("waited for", "first", 300), ("passed", "second", 1500)] {
+        // Less than there is in the table is in hand, so that reads end before their lanes do.
+        let options = Options { cold_queue: 50, ..options() };
+        insert(&store, &numbered_of(others, 0..3)).await;
+        let mut open = store.begin().await.unwrap();
+        let rows: Vec<_> = numbered_of(kind, 0..1).into_iter().map(posthaste_core::store::NewRow::new).collect();
+        store.insert(&mut open, &rows).await.unwrap();
+        let mut open = Some(open);
+        if !F::WRITES_BESIDE {
+            store.commit(open.take().unwrap()).await.unwrap();
+        }
+        insert(&store, &numbered_of(others, 3..6)).await;
+        let (outbox, meter) =
+            ordered(fixture.node().await, options, |builder| builder.listen_all(course.listener())).await;
+        meter.until("others are delivered", |tally| tally.delivered >= u64::from(ORDERS) * 6).await;
+        tokio::time::sleep(Duration::from_millis(held)).await;
+        if let Some(open) = open {
+            store.commit(open).await.unwrap();
+        }
+        for events in numbered_of(kind, 1..3).chunks(ORDERS as usize) {
+            insert(&store, events).await;
+        }
+        outbox.wake();
+        written += u64::from(ORDERS) * 9;
+        until_done(&store, written).await;
+        outbox.shutdown().await;
+    }
+    course.assert_in_order();
+    course.assert_each_once(usize::try_from(written).unwrap());
 }
 
 /// What a commit of this process has written is delivered at once, although nobody polls.

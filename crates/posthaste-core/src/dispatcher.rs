@@ -311,13 +311,13 @@ impl DispatcherBuilder {
         let tasks = close::Tasks::new(options.shutdown_deadline, closing);
         let blocking = Arc::new(Semaphore::new(options.workers));
         for _ in 0..options.workers {
-            tasks.spawn_worker(call::by_worker(Arc::clone(&blocking), worker.clone().run()));
+            close::spawn(&tasks.workers, call::by_worker(Arc::clone(&blocking), worker.clone().run()));
         }
         // The settler ends when the last worker has gone, so nobody else may hold a sender.
         drop(worker);
-        tasks.spawn_settler(settler.run(to_settle));
-        let stop = tasks.stop_keeper();
-        tasks.spawn_keeper({
+        close::spawn(&tasks.settler, settler.run(to_settle));
+        let stop = tasks.stop_keeper.clone();
+        close::spawn(&tasks.keeper, {
             let keeper = Arc::clone(&keeper);
             async move { keeper.run(stop).await }
         });

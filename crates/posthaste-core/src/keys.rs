@@ -425,11 +425,15 @@ impl Keys {
         })
     }
 
-    /// A key that was closed goes on from that number on. Reads leave it alone until it was caught up with.
+    /// A key that was closed goes on from that number on. Reads leave it alone until it was caught up with. So does one that waits
+    /// for a head that an operator has given up.
     pub(crate) fn reopen(&self, lease: LaneLease, key: Key, head_seq: i64) -> bool {
         let id = KeyId::Aggregate(Arc::new(key));
         self.change(|state| {
             let readable = state.lane(lease).is_some_and(|lane| !lane.held.drains());
+            if readable {
+                state.stop_waiting(&id, head_seq - 1);
+            }
             if !readable || state.keys.contains_key(&id) {
                 return readable;
             }

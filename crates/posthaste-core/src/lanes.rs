@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicUsize;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::dispatcher::caller::Caller;
+use crate::dispatcher::close::spawn;
 use crate::instrument::Instrument;
 use crate::interceptor::AnyInterceptor;
 use crate::keys::Keys;
@@ -125,14 +126,14 @@ impl Setup {
             with_listeners: Arc::clone(&with_listeners),
         };
         for _ in 0..options.workers {
-            close::spawn(&tasks.workers, call::by_worker(Arc::clone(&blocking), worker.clone().run()));
+            spawn(&tasks.workers, call::by_worker(Arc::clone(&blocking), worker.clone().run()));
         }
         // The settler ends when the last worker has gone, so nobody else may hold a sender.
         drop(worker);
-        close::spawn(&tasks.settler, settler.run(to_settle));
-        close::spawn(&tasks.reader, reader.run(tasks.closing.clone()));
-        close::spawn(&tasks.owner, share::Owner::watch(Arc::clone(&keys), options.lane_lease));
-        close::spawn(&tasks.owner, {
+        spawn(&tasks.settler, settler.run(to_settle));
+        spawn(&tasks.reader, reader.run(tasks.closing.clone()));
+        spawn(&tasks.owner, share::Owner::watch(Arc::clone(&keys), options.lane_lease));
+        spawn(&tasks.owner, {
             let (owner, stop) = (Arc::clone(&owner), tasks.stop_owner.clone());
             async move { owner.run(stop).await }
         });

@@ -407,4 +407,8 @@ impl AdminStore for MemoryStore {
     fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(async move { Ok(self.table().reopen(key, false, self.now())) })
     }
+
+    fn give_up_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move { Ok(self.table().give_up_head(key, head, self.now())) })
+    }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use posthaste_core::event::GLOBAL;
 use posthaste_core::store::{
     ClaimedRow, ClosedKey, Error, Key, Lane, LaneHolders, LaneLease, LaneRow, LaneSettlement, Malformed,
-    MalformedInLane, RawRow, RelayHere, RelayOfLanes, Stall, StalledKey,
+    MalformedInLane, RawRow, RelayHere, RelayOfLanes, Renewed, Stall, StalledKey,
 };
 use posthaste_core::{EventId, Ordered, Timestamp};
 
@@ -57,6 +57,15 @@ pub(crate) fn relay((owner, settings): (String, String)) -> RelayOfLanes {
 pub(crate) fn others(mut relays: Vec<RelayOfLanes>, owner: &str, settings: &str) -> Vec<RelayOfLanes> {
     relays.retain(|other| other.owner != owner && !other.settings.is_empty() && other.settings != settings);
     relays
+}
+
+/// What a renewal says, given who is there with which settings.
+pub(crate) fn renewed(held: Vec<bool>, mut relays: Vec<RelayOfLanes>, owner: &str) -> Renewed {
+    relays.sort_unstable_by(|one, other| one.owner.cmp(&other.owner));
+    let names = relays.iter().map(|relay| relay.owner.clone()).collect();
+    let mine = relays.iter().find(|relay| relay.owner == owner).map(|relay| relay.settings.clone()).unwrap_or_default();
+    let to_agree = mine.is_empty() || !others(relays, owner, &mine).is_empty();
+    Renewed { held, relays: names, to_agree }
 }
 
 /// The number of a lane as a row tells it.
@@ -212,6 +221,18 @@ mod tests {
         assert_eq!(leases_of(&rounds[0]), [lease(1, 7), lease(2, 3)]);
         assert_eq!(leases_of(&rounds[1]), [lease(1, 7)]);
         assert_eq!(leases_of(&rounds[2]), [lease(1, 8), lease(2, 3)]);
+    }
+
+    #[test]
+    fn a_relay_agrees_again_if_it_has_no_settings_or_somebody_has_others() {
+        let relay = |owner: &str, settings: &str| RelayOfLanes { owner: owner.into(), settings: settings.into() };
+        let to_agree = |relays: &[RelayOfLanes]| renewed(Vec::new(), relays.to_vec(), "b").to_agree;
+        assert!(!to_agree(&[relay("b", "all"), relay("a", "all"), relay("c", "")]));
+        assert!(to_agree(&[relay("b", "all"), relay("a", "none")]));
+        assert!(to_agree(&[relay("b", ""), relay("a", "all")]));
+        assert!(to_agree(&[relay("a", "all")]));
+        let told = renewed(vec![true], vec![relay("b", "all"), relay("a", "all")], "b");
+        assert_eq!(told.relays, ["a", "b"]);
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Accounts, on PostgreSQL and on SQLite, and what happens to them.
+//! Accounts, on PostgreSQL, MySQL and SQLite, and what happens to them.
 
 use std::collections::BTreeMap;
 
 use posthaste::store::{Store, WriteStore};
-use posthaste::{Event, PgStore, SqliteStore};
+use posthaste::{Event, MySqlStore, PgStore, SqliteStore};
 use serde::{Deserialize, Serialize};
 
 /// How many there are.
@@ -33,7 +33,7 @@ pub(crate) trait Bank: Store {
 }
 
 macro_rules! bank {
-    ($store:ty) => {
+    ($store:ty, $insert:literal, |$connection:ident, $account:ident| $change:block) => {
         impl Bank for $store {
             async fn set_up(&self) -> anyhow::Result<()> {
                 self.migrate().await?;
@@ -41,15 +41,13 @@ macro_rules! bank {
                 let table = "CREATE TABLE IF NOT EXISTS account (id BIGINT PRIMARY KEY, number BIGINT NOT NULL)";
                 sqlx::raw_sql(table).execute(self.pool()).await?;
                 for account in 0..ACCOUNTS {
-                    let sql = "INSERT INTO account (id, number) VALUES ($1, 0)";
-                    sqlx::query(sql).bind(account).execute(self.pool()).await?;
+                    sqlx::query($insert).bind(account).execute(self.pool()).await?;
                 }
                 Ok(())
             }
 
-            async fn change(connection: &mut Self::Connection, account: i64) -> sqlx::Result<i64> {
-                let sql = "UPDATE account SET number = number + 1 WHERE id = $1 RETURNING number";
-                sqlx::query_scalar(sql).bind(account).fetch_one(connection).await
+            async fn change($connection: &mut Self::Connection, $account: i64) -> sqlx::Result<i64> {
+                $change
             }
 
             async fn numbers(&self) -> sqlx::Result<BTreeMap<i64, i64>> {
@@ -59,7 +57,19 @@ macro_rules! bank {
             }
         }
     };
+    ($store:ty) => {
+        bank!($store, "INSERT INTO account (id, number) VALUES ($1, 0)", |connection, account| {
+            let sql = "UPDATE account SET number = number + 1 WHERE id = $1 RETURNING number";
+            sqlx::query_scalar(sql).bind(account).fetch_one(connection).await
+        });
+    };
 }
 
 bank!(PgStore);
 bank!(SqliteStore);
+// MySQL has no RETURNING; the account is locked by the first statement.
+bank!(MySqlStore, "INSERT INTO account (id, number) VALUES (?, 0)", |connection, account| {
+    let sql = "UPDATE account SET number = number + 1 WHERE id = ?";
+    sqlx::query(sql).bind(account).execute(&mut *connection).await?;
+    sqlx::query_scalar("SELECT number FROM account WHERE id = ?").bind(account).fetch_one(connection).await
+});

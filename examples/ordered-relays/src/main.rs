@@ -2,7 +2,7 @@
 //! a checker reads what was delivered, and sees whether the order was kept.
 //!
 //! ```sh
-//! export DATABASE_URL=postgres://shop@localhost/shop   # or sqlite:accounts.db, which it is if nothing is said
+//! export DATABASE_URL=postgres://shop@localhost/shop   # or mysql://…, or sqlite:accounts.db, which it is if nothing is said
 //! example-ordered-relays 20                            # for so many seconds
 //! ```
 //!
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use posthaste::store::AdminStore;
-use posthaste::{Outbox, PgStore, Scheme, SqliteStore, detect};
+use posthaste::{MySqlStore, Outbox, PgStore, Scheme, SqliteStore, detect};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -38,7 +38,8 @@ async fn main() -> anyhow::Result<()> {
     match detect(&url)? {
         Scheme::Postgres => run(PgStore::connect(&url).await?, &argument).await,
         Scheme::Sqlite => run(SqliteStore::connect(&url).await?, &argument).await,
-        other => anyhow::bail!("DATABASE_URL is for {other:?}; this example is for PostgreSQL and SQLite"),
+        Scheme::MySql => run(MySqlStore::connect(&url).await?, &argument).await,
+        other => anyhow::bail!("DATABASE_URL is for {other:?}; this example is for PostgreSQL, MySQL and SQLite"),
     }
 }
 

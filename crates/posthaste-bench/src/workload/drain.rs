@@ -12,7 +12,7 @@ use crate::bench::Bench;
 use crate::measure::About;
 use crate::peer::Peers;
 use crate::rounds::of;
-use crate::subject::{Filling, Subject, check_done_beside, fill};
+use crate::subject::{self, Filling, Subject, fill};
 
 /// D, D+1M and Ddel.
 pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, peers: &Peers<'_>) -> anyhow::Result<()> {
@@ -159,5 +159,5 @@ async fn check_drained<S: Store>(store: &S, filling: Filling, deleting: bool) ->
         ensure!(left == filling.done as u64, "{left} rows are left of {}", filling.done);
         return Ok(());
     }
-    check_done_beside(store, filling.events + filling.done, filling.parked).await
+    subject::check_drained(store, filling).await
 }

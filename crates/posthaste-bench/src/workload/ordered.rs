@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use posthaste_core::listener::Failure;
 use posthaste_core::store::{AdminStore, NewRow, WriteStore};
-use posthaste_core::{Delivery, Event, OnDead, Ordered, Outbox};
+use posthaste_core::{Delivery, Event, OnDead, Options, Ordered, Outbox};
 
 use super::drain::{Relays, drain_filled};
 use crate::bench::Bench;
@@ -23,11 +23,11 @@ const ONE_KEY_GOAL: f64 = 5_000.0;
 /// How much of the speed must be left beside done rows, or beside aggregates that stand still.
 const BESIDE_GOAL: f64 = 0.9;
 
-/// In order and without, with done rows and parked aggregates beside, and of one aggregate alone.
+/// In order and without, with done rows, parked and blocked aggregates beside, and of one aggregate alone.
 pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::Result<()> {
-    let (events, done, parked) = (bench.sizes.events, bench.sizes.done_beside, bench.sizes.parked_beside);
+    let (events, done, still) = (bench.sizes.events, bench.sizes.done_beside, bench.sizes.still_beside);
     let filling = Filling { events, keys: KEYS, ..Filling::default() };
-    let contestants = ["unordered", "ordered", "done rows beside", "parked beside", "one aggregate"];
+    let contestants = ["unordered", "ordered", "done rows beside", "parked beside", "blocked beside", "one aggregate"];
     let title = format!("Dord {}", subject.name());
     let figures = bench
         .rounds
@@ -35,7 +35,8 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::R
             "unordered" => super::drain::ours(subject, filling, Relays::default()).await,
             "ordered" => in_order(subject, filling).await,
             "done rows beside" => in_order(subject, Filling { done, ..filling }).await,
-            "parked beside" => in_order(subject, Filling { parked, ..filling }).await,
+            "parked beside" => in_order(subject, Filling { parked: still, ..filling }).await,
+            "blocked beside" => in_order(subject, Filling { blocked: still, ..filling }).await,
             _ => in_order(subject, Filling { events: OF_ONE_KEY, keys: 1, ..filling }).await,
         })
         .await?;
@@ -51,9 +52,12 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::R
     let words = format!("drain in order with {done} done rows beside");
     let about = About { workload: "Dord+1M", what: &words, against: "the same without them", ..about };
     bench.add(about.compare(&of(&figures, "done rows beside"), &ordered, Some(BESIDE_GOAL)));
-    let words = format!("drain in order with {parked} parked aggregates beside");
+    let words = format!("drain in order with {still} parked aggregates beside");
     let about = About { workload: "Dord+parked", what: &words, ..about };
     bench.add(about.compare(&of(&figures, "parked beside"), &ordered, Some(BESIDE_GOAL)));
+    let words = format!("drain in order with {still} blocked aggregates beside");
+    let about = About { workload: "Dord+blocked", what: &words, ..about };
+    bench.add(about.compare(&of(&figures, "blocked beside"), &ordered, Some(BESIDE_GOAL)));
     let about = About {
         workload: "Dord, one key",
         what: "drain of one aggregate, an event after the other",
@@ -68,15 +72,17 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::R
 async fn in_order<S: Subject>(subject: &S, filling: Filling) -> anyhow::Result<f64> {
     let store = subject.fresh().await?;
     S::prepare_lanes(&store).await?;
-    park::<S>(&store, filling.parked).await?;
+    stand_still::<S>(&store, filling.parked, OnDead::Park).await?;
+    stand_still::<S>(&store, filling.blocked, OnDead::Block).await?;
     fill::<S>(&store, filling).await?;
     let rate = drain_filled(subject, &store, filling, Relays { ordered: true, ..Relays::default() }).await?;
     S::close(store).await;
     Ok(rate)
 }
 
-/// Makes so many aggregates stand still: the first event of each is DEAD, a second one waits behind it.
-async fn park<S: Subject>(store: &S::Store, aggregates: usize) -> anyhow::Result<()> {
+/// Makes so many aggregates stand still, with a second event behind the first of each: parked, where that one is DEAD, or blocked,
+/// where it has failed and is tried again after the drain is long over.
+async fn stand_still<S: Subject>(store: &S::Store, aggregates: usize, policy: OnDead) -> anyhow::Result<()> {
     if aggregates == 0 {
         return Ok(());
     }
@@ -92,19 +98,25 @@ async fn park<S: Subject>(store: &S::Store, aggregates: usize) -> anyhow::Result
         store.insert(&mut tx, &rows).await?;
         store.commit(tx).await?;
     }
+    let much_later = Duration::from_secs(24 * 3600);
     let outbox = Outbox::builder(store.clone())
         .ordered(Ordered::all())
-        .on_dead(OnDead::Park)
-        .listen_all(|_: Delivery| async { Err::<(), _>(Failure::permanent("stuck")) })
+        .on_dead(policy)
+        .options(Options { retry_base: much_later, retry_max: much_later, retry_attempts: 1, ..Options::default() })
+        .listen_all(|_: Delivery| async { Err::<(), _>(Failure::retryable("stuck")) })
         .start()
         .await?;
     let all = async {
-        while AdminStore::counts(store).await?.dead < aggregates as u64 {
+        loop {
+            let counts = AdminStore::counts(store).await?;
+            let still = if policy == OnDead::Block { counts.retry } else { counts.dead };
+            if still >= aggregates as u64 {
+                return anyhow::Ok(());
+            }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        anyhow::Ok(())
     };
-    tokio::time::timeout(Duration::from_secs(120), all).await.context("not every aggregate was parked")??;
+    tokio::time::timeout(Duration::from_secs(120), all).await.context("not every aggregate stands still")??;
     let closed = outbox.shutdown().await;
     ensure!(closed.is_clean(), "the shutdown left something over: {closed:?}");
     Ok(())

@@ -129,7 +129,12 @@ async fn behind(
     let state = &head.state;
     let stands = match (state.status, &state.last_error) {
         (Status::Retry, Some(error)) => {
-            format!("which has failed {} times and is tried again at {}: {error}", state.attempts, state.available_at)
+            format!(
+                "which has failed {} times and is tried again at {}, unless posthaste keys skip {} gives it up: {error}",
+                state.attempts,
+                state.available_at,
+                name(key)
+            )
         }
         _ => format!("which is {} since {}", state.status, state.created_at),
     };

@@ -101,10 +101,10 @@ fn a_parked_aggregate_is_listed_explained_skipped_and_released() {
 
         assert!(here.fails(2, &["keys", "skip"]).contains("say which aggregates to skip"));
         let said = here.fails(1, &["keys", "skip", "Order/7", "--yes"]);
-        assert!(said.contains("Order/7 is not parked") && said.contains("nothing to skip"), "{said}");
+        assert!(said.contains("Order/7 does not stand still") && said.contains("nothing to skip"), "{said}");
         let preview = here.fails(1, &["keys", "skip", "Order/42"]);
-        assert!(preview.contains("1 parked aggregate to skip; the event stays DEAD"), "{preview}");
-        assert!(preview.contains("Order/42  e2") && preview.contains("say --yes to go on"), "{preview}");
+        assert!(preview.contains("1 aggregate to skip, each with the event"), "{preview}");
+        assert!(preview.contains("Order/42  e2 stays DEAD") && preview.contains("say --yes to go on"), "{preview}");
         assert_eq!(keys(&here)[0]["state"], "parked");
         assert_eq!(here.ok(&["keys", "skip", "Order/42", "--yes"]), "1 skipped\n");
         assert_eq!(keys(&here)[0]["state"], "released");
@@ -203,7 +203,9 @@ fn a_blocked_aggregate_is_listed_and_explained_and_goes_on_in_order() {
         assert_eq!(kinds, ["behind", "lane"], "{words}");
         assert!(words.contains("behind event e1 of Order/42, which has failed") && words.contains("500"), "{words}");
         assert!(words.contains("is held by ") && words.contains(" until "), "{words}");
-        assert!(here.fails(1, &["keys", "skip", "Order/42", "--yes"]).contains("Order/42 is not parked"));
+        let said = here.fails(1, &["keys", "release", "Order/42", "--yes"]);
+        assert!(said.contains("Order/42 is blocked, not parked"), "{said}");
+        assert!(here.fails(1, &["keys", "skip", "--all", "--yes"]).contains("nothing to skip"));
 
         hook.refuses.store(false, Ordering::SeqCst);
         until("they are delivered", || hook.taken.lock().unwrap().len() >= 3);
@@ -211,6 +213,40 @@ fn a_blocked_aggregate_is_listed_and_explained_and_goes_on_in_order() {
         until("they are done", || here.json(&["stats", "--output", "json"])["done"] == 3);
         // With one attempt, and nothing is DEAD.
         assert_eq!((keys(&here).len(), &here.json(&["stats", "--output", "json"])["dead"]), (0, &0.into()));
+        relay.terminate();
+        assert_eq!(relay.end().0, Some(0));
+    }
+}
+
+#[test]
+fn a_blocked_aggregate_goes_on_behind_an_event_that_is_skipped() {
+    let hook = Hook::start();
+    // It would be tried again in an hour.
+    let settings = format!(
+        "[relay]\nordered = true\n[destination.hook]\ntype = \"webhook\"\nto = \"http://{}/x\"\nunsigned = true\n\
+         allow_http = true\nallow_private_addresses = true\n\
+         [[route]]\nto = \"hook\"\nretry = {{ base = \"1h\", max = \"1h\", attempts = 1 }}\non_dead = \"block\"\n",
+        hook.address
+    );
+    for here in places(&settings) {
+        hook.refuses.store(true, Ordering::SeqCst);
+        hook.taken.lock().unwrap().clear();
+        here.ok(&["migrate", "up", "--lanes"]);
+        let mut relay = here.start(&["relay"]);
+        relay.says("delivering");
+        for id in ["e1", "e2", "e3"] {
+            write(&here, id, "OrderPlaced", ("Order", "42"));
+        }
+        until("it is blocked", || keys(&here).iter().any(|key| key["state"] == "blocked" && key["waiting"] == 2));
+        hook.refuses.store(false, Ordering::SeqCst);
+        let preview = here.fails(1, &["keys", "skip", "Order/42"]);
+        assert!(preview.contains("Order/42  e1 becomes DEAD"), "{preview}");
+        assert_eq!(here.ok(&["keys", "skip", "Order/42", "--yes"]), "1 skipped\n");
+        until("the others are delivered", || hook.taken.lock().unwrap().len() >= 2);
+        assert_eq!(*hook.taken.lock().unwrap(), ["\"e2\"", "\"e3\""]);
+        until("they are done", || here.json(&["stats", "--output", "json"])["done"] == 2);
+        assert_eq!((keys(&here).len(), &here.json(&["stats", "--output", "json"])["dead"]), (0, &1.into()));
+        assert!(why(&here, "e1").1.contains("it is DEAD"));
         relay.terminate();
         assert_eq!(relay.end().0, Some(0));
     }

@@ -211,6 +211,18 @@ impl State {
         self.wakes.work = true;
     }
 
+    /// A key that waits does so no more: what it waits for may be over, so it is read again, from that number on or from where it
+    /// waits.
+    pub(super) fn stop_waiting(&mut self, id: &KeyId, after: i64) {
+        let Some(entry) = self.keys.get_mut(id) else { return };
+        let Stage::Waiting(due_at) = entry.stage else { return };
+        entry.stage = Stage::Idle;
+        let first = entry.list.front().map(|head| head.seq - 1);
+        let after = [first, entry.more.map(|more| more.after)].into_iter().flatten().fold(after, i64::min);
+        self.waiting.remove(&(due_at, id.clone()));
+        self.drop_list(id, after);
+    }
+
     /// Lets the rows of a key go, which are read again from a number on.
     pub(super) fn drop_list(&mut self, id: &KeyId, after: i64) {
         let Some(entry) = self.keys.get_mut(id) else { return };

@@ -135,6 +135,40 @@ async fn what_waits_for_long_is_not_kept_and_read_again_when_it_is_due() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_key_whose_head_an_operator_has_given_up_waits_no_more() {
+    let keys = keys(100);
+    let (hour, soon) = (Duration::from_secs(3600), Duration::from_millis(500));
+    // The rows of one are not kept, those of another are, and the third is with a worker.
+    let rows = [row_due(1, 1, hour), row(1, 2), row_due(2, 3, soon), row(2, 4), row(3, 5), row(3, 6)];
+    keys.take_in_of(LEASE, rows.into(), &[]);
+    let mut running = taken(&keys).unwrap();
+    assert_eq!(seqs(&running), [5, 6]);
+    let mut runs = Vec::new();
+    for (number, head) in [(1, 1), (2, 3)] {
+        let key = id(number).key().unwrap().clone();
+        assert!(keys.reopen(LEASE, key.clone(), head));
+        check(&keys);
+        assert!(keys.take_in_of(LEASE, vec![row(number, head + 1)], &[]).count == 0 && keys.next_behind(9).is_none());
+        keys.reopened(LEASE, key);
+        let catch_up = keys.next_behind(9).unwrap();
+        assert_eq!((&catch_up.id, catch_up.after), (&id(number), head - 1));
+        keys.caught_up(&catch_up, vec![row(number, head + 1)], &[]);
+        runs.push(taken(&keys).unwrap());
+        assert_eq!(seqs(runs.last().unwrap()), [head + 1]);
+        check(&keys);
+    }
+    // What its worker says of it is refused, and it is read again then.
+    assert!(keys.reopen(LEASE, id(3).key().unwrap().clone(), 5));
+    keys.reopened(LEASE, id(3).key().unwrap().clone());
+    assert!(keys.next_behind(9).is_none() && taken(&keys).is_none());
+    running.stop().unwrap();
+    drop(running);
+    keys.ended([Ended { lease: LEASE, seq: 5, then: Then::Reread(id(3), Instant::now()) }]);
+    assert_eq!(keys.next_behind(9).unwrap().after, 4);
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_comes_late_to_a_key_that_has_more_is_taken_at_once() {
     let keys = keys(100);
     let hour = Duration::from_secs(3600);

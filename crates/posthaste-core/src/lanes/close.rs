@@ -1,18 +1,17 @@
 //! The ordered end of a relay of lanes.
 
-use std::future::Future;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::LaneRelay;
-use crate::dispatcher::{Closed, close};
+use crate::dispatcher::Closed;
+use crate::dispatcher::close::{self, Ending};
 
 /// The tasks of a relay, and the signals that end them.
 pub(super) struct Tasks {
@@ -24,11 +23,7 @@ pub(super) struct Tasks {
     /// Nothing more is read, and outcomes do not linger.
     pub(super) closing: CancellationToken,
     pub(super) stop_owner: CancellationToken,
-    /// The close is to end now, even if it began with more time.
-    hurry: CancellationToken,
-    deadline: Duration,
-    closer: Mutex<Option<JoinHandle<()>>>,
-    closed: watch::Sender<Option<Closed>>,
+    ending: Ending,
 }
 
 impl Tasks {
@@ -40,16 +35,9 @@ impl Tasks {
             owner: Mutex::default(),
             closing: CancellationToken::new(),
             stop_owner: CancellationToken::new(),
-            hurry: CancellationToken::new(),
-            deadline,
-            closer: Mutex::default(),
-            closed: watch::Sender::new(None),
+            ending: Ending::new(deadline),
         }
     }
-}
-
-pub(super) fn spawn(tasks: &Mutex<JoinSet<()>>, task: impl Future<Output = ()> + Send + 'static) {
-    tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
 }
 
 impl LaneRelay {
@@ -61,73 +49,47 @@ impl LaneRelay {
 
     /// How long a close may take.
     pub(crate) fn deadline(&self) -> Duration {
-        self.tasks.deadline
+        self.tasks.ending.deadline
     }
 
     /// Ends at once what has not ended by itself.
     pub(crate) async fn close_now(self: &Arc<Self>) -> Closed {
-        self.tasks.hurry.cancel();
+        self.tasks.ending.hurry();
         self.close_by(Instant::now()).await
     }
 
     /// Ends in order: nothing more begins, what is with listeners ends and is settled, and the lanes are given back. Calling it
     /// again waits for the one end.
     pub(crate) async fn close_by(self: &Arc<Self>, deadline: Instant) -> Closed {
-        let mut closed = self.tasks.closed.subscribe();
-        {
-            let mut closer = self.tasks.closer.lock().unwrap_or_else(PoisonError::into_inner);
-            if closer.is_none() {
-                let relay = Arc::clone(self);
-                *closer = Some(tokio::spawn(async move {
-                    let closed = relay.end(deadline).await;
-                    relay.tasks.closed.send_replace(Some(closed));
-                }));
-            }
-        }
-        let closed = closed.wait_for(Option::is_some).await;
-        closed.ok().and_then(|closed| *closed).unwrap_or_default()
+        let end = |relay: Arc<Self>| async move { relay.end(deadline).await };
+        Ending::end(self, |relay| &relay.tasks.ending, end).await
     }
 
     async fn end(&self, deadline: Instant) -> Closed {
-        let started_at = Instant::now();
+        let (ending, started_at) = (&self.tasks.ending, Instant::now());
         self.stop();
-        // A fifth of the time is for the database.
-        let cut = self.end_workers(started_at + (deadline - started_at).mul_f64(0.8)).await;
+        let mut cut = 0;
+        let note_cut = || {
+            cut = self.with_listeners.load(Ordering::Relaxed);
+            for held in self.keys.leases() {
+                // One that blocks its thread is left behind, and so is its lane.
+                held.note_interrupted();
+            }
+        };
+        ending.end_workers(&self.tasks.workers, close::for_listeners(started_at, deadline), note_cut).await;
         kill_point!("shutdown.drained");
-        let mut settler = close::take(&self.tasks.settler);
-        let last = || deadline.max(Instant::now() + close::DATABASE);
-        if self.until(last(), close::DATABASE, close::join(&mut settler)).await.is_none() {
-            settler.shutdown().await;
-        }
+        ending.end_settler(&self.tasks.settler, deadline).await;
         kill_point!("shutdown.settled");
         // What was not written keeps its lanes, since nobody can tell whether it is.
         let unsettled = self.keys.begun();
         self.end_owner().await;
-        let left = self.until(last(), close::DATABASE, self.owner.leave()).await.is_some();
+        let left = ending.until(close::at_least(deadline), close::DATABASE, self.owner.leave()).await.is_some();
         self.forget();
         close::take(&self.tasks.reader).shutdown().await;
         let given_back = if left { cut } else { 0 };
         let closed = Closed { released: given_back, abandoned: cut - given_back + unsettled };
         info!(released = closed.released, abandoned = closed.abandoned, took = ?started_at.elapsed(), "relay closed");
         closed
-    }
-
-    /// Waits for what is with listeners, and cuts short what the deadline does not leave time for. Says how many events.
-    async fn end_workers(&self, deadline: Instant) -> usize {
-        let mut workers = close::take(&self.tasks.workers);
-        if self.until(deadline, close::HURRY, close::join(&mut workers)).await.is_some() {
-            return 0;
-        }
-        let cut = self.with_listeners.load(Ordering::Relaxed);
-        for held in self.keys.leases() {
-            held.note_interrupted();
-        }
-        workers.abort_all();
-        // A listener that blocks its thread cannot be cut short; it is left behind, and so is its lane.
-        if timeout(close::CUT, close::join(&mut workers)).await.is_err() {
-            warn!(listeners = workers.len(), "listeners block their threads and are left behind");
-        }
-        cut
     }
 
     async fn end_owner(&self) {
@@ -142,19 +104,6 @@ impl LaneRelay {
     fn forget(&self) {
         for held in self.keys.leases() {
             self.keys.lost(held.lease);
-        }
-    }
-
-    /// Waits for something to end by itself: until the deadline, or until there is a hurry and it had that much time.
-    async fn until<T>(&self, deadline: Instant, in_a_hurry: Duration, end: impl Future<Output = T>) -> Option<T> {
-        let hurried = async {
-            self.tasks.hurry.cancelled().await;
-            tokio::time::sleep(in_a_hurry).await;
-        };
-        tokio::select! {
-            biased;
-            ended = timeout_at(deadline, end) => ended.ok(),
-            () = hurried => None,
         }
     }
 }

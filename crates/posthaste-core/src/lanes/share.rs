@@ -43,14 +43,21 @@ impl Owner {
         while !stop.is_cancelled() {
             self.wake.reset();
             if Instant::now() >= renew_at {
-                agrees = self.agrees(agrees).await;
                 // Who has nothing, and is to have nothing, is not there for others.
-                let renewed =
-                    if agrees || !self.keys.leases().is_empty() { self.renew().await } else { Some(Vec::new()) };
+                let is_there = agrees || !self.keys.leases().is_empty();
+                let renewed = if is_there { self.renew().await } else { Some(Renewed::default()) };
                 renew_at = Instant::now() + if renewed.is_some() { interval } else { soon };
+                // What was agreed on stands while renewals come in time, so it is seldom asked for; and after the renewal, since
+                // one relay at a time is answered, and leases wait for nobody.
+                if !agrees || renewed.as_ref().is_some_and(|renewed| renewed.to_agree) {
+                    agrees = self.agrees(agrees).await;
+                    if agrees && !is_there {
+                        renew_at = Instant::now();
+                    }
+                }
                 if !agrees {
                     share = None;
-                } else if let Some(relays) = renewed {
+                } else if let Some(Renewed { relays, .. }) = renewed.filter(|_| is_there) {
                     let next = share_of(&self.owner, &relays, self.lanes);
                     if share != Some(next) {
                         debug!(share = next, relays = relays.len(), lanes = self.lanes, "share of the lanes");
@@ -127,24 +134,24 @@ impl Owner {
     }
 
     /// Renews all leases, and says who is there.
-    async fn renew(&self) -> Option<Vec<String>> {
+    async fn renew(&self) -> Option<Renewed> {
         let held = self.keys.leases();
         let leases: Vec<_> = held.iter().map(|held| held.lease).collect();
         let asked_at = Instant::now();
         kill_point!("renew.before");
         match self.store.renew_lanes(&self.owner, &leases, self.lane_lease).await {
-            Ok(Renewed { held: stands, relays }) => {
+            Ok(renewed) => {
                 kill_point!("renew.after");
                 let until = self.stands_until(asked_at);
-                for (held, stands) in held.iter().zip(stands.into_iter().chain(std::iter::repeat(false))) {
-                    if stands {
+                for (held, stands) in held.iter().zip(renewed.held.iter().chain(std::iter::repeat(&false))) {
+                    if *stands {
                         held.renewed(until);
                     } else {
                         warn!(lane = held.lease.lane.0, epoch = held.lease.epoch, "lane lost");
                         self.keys.lost(held.lease);
                     }
                 }
-                Some(relays)
+                Some(renewed)
             }
             Err(error) => {
                 warn!(error = %chain(&error), lanes = leases.len(), "lanes not renewed, trying again");

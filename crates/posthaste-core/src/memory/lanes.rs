@@ -60,9 +60,21 @@ impl Lanes {
 
     pub(super) fn renew(&mut self, owner: &str, leases: &[LaneLease], now: Timestamp, until: Timestamp) -> Renewed {
         let held = leases.iter().map(|lease| self.set(owner, *lease, Some((owner.to_owned(), until)))).collect();
-        self.relays.entry(owner.to_owned()).or_insert_with(|| Relay { until, settings: String::new() }).until = until;
+        // One that comes too late has no settings any more.
         self.forget_gone(now);
-        Renewed { held, relays: self.relays.keys().cloned().collect() }
+        let relay = self.relays.entry(owner.to_owned()).or_insert_with(|| Relay { until, settings: String::new() });
+        relay.until = until;
+        let settings = relay.settings.clone();
+        let to_agree = settings.is_empty() || !self.others(owner, &settings, now).is_empty();
+        self.forget_gone(now);
+        Renewed { held, relays: self.relays.keys().cloned().collect(), to_agree }
+    }
+
+    /// Those that are there and have other settings.
+    fn others(&self, owner: &str, settings: &str, now: Timestamp) -> Vec<RelayOfLanes> {
+        let mut others = self.relays(now);
+        others.retain(|other| other.owner != owner && !other.settings.is_empty() && other.settings != settings);
+        others
     }
 
     fn forget_gone(&mut self, now: Timestamp) {
@@ -76,8 +88,7 @@ impl Lanes {
 
     pub(super) fn agree(&mut self, owner: &str, settings: &str, now: Timestamp, until: Timestamp) -> Vec<RelayOfLanes> {
         self.forget_gone(now);
-        let mut others = self.relays(now);
-        others.retain(|other| other.owner != owner && !other.settings.is_empty() && other.settings != settings);
+        let others = self.others(owner, settings, now);
         if others.is_empty() {
             self.relays.insert(owner.to_owned(), Relay { until, settings: settings.to_owned() });
         } else if let Some(relay) = self.relays.get_mut(owner) {

@@ -317,6 +317,24 @@ impl Table {
         true
     }
 
+    /// Makes the first pending row of a key DEAD, if it is that one and has failed, and lets the key go on behind it.
+    pub(super) fn give_up_head(&mut self, key: &Key, head: &EventId, now: Timestamp) -> bool {
+        let first = self.rows.iter().find(|(_, row)| row.is_pending() && row.key().as_ref() == Some(key));
+        let Some((&seq, row)) = first.filter(|(_, row)| row.event.id() == head && row.status == Status::Retry) else {
+            return false;
+        };
+        let (key, lane, head_id) = (key.clone(), lane_of(&row.event), head.clone());
+        let reason = row.last_error.clone();
+        self.change(seq, |row| {
+            row.status = Status::Dead;
+            row.done_at = Some(now);
+            row.lease = None;
+        });
+        let reopened = ClosedKey { key: key.clone(), lane, head_seq: seq, head_id, since: now, reason, reopened: true };
+        self.closed.entry(key).or_insert(reopened);
+        true
+    }
+
     pub(super) fn renew(&mut self, id: &EventId, lease: &Lease, now: Timestamp) -> bool {
         let Some(&seq) = self.seqs.get(id) else { return false };
         let held = self.rows[&seq].is_held_under(lease);
@@ -419,8 +437,11 @@ impl Table {
         let old: Vec<i64> = self
             .rows
             .iter()
-            .filter(|(_, row)| {
+            .filter(|(seq, row)| {
+                let heads = || row.key().and_then(|key| self.closed.get(&key)).filter(|closed| !closed.reopened);
                 let kept = match row.status {
+                    // Somebody is to decide about it first.
+                    Status::Dead if heads().is_some_and(|closed| closed.head_seq == **seq) => None,
                     Status::Done => purge.done_after,
                     Status::Dead => purge.dead_after,
                     Status::New | Status::Retry => None,

@@ -234,6 +234,13 @@ pub trait AdminStore: Send + Sync + 'static {
     fn skip_head<'a>(&'a self, _key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(std::future::ready(Ok(false)))
     }
+
+    /// Gives up the event that a key is [blocked](super::Stall::Blocked) by: it becomes DEAD, and those behind it go on. Says whether
+    /// that event was it, the first of its key that is pending, and had failed; otherwise nothing changes. What a listener makes of
+    /// it that has it just then does not count any more. Default: it was not.
+    fn give_up_head<'a>(&'a self, _key: &'a Key, _head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
 }
 
 /// How many rows there are of each status.
@@ -378,10 +385,11 @@ impl Redrive {
 pub struct Purge {
     /// How long DONE rows are kept after they became DONE; nothing keeps them for ever.
     pub done_after: Option<Duration>,
-    /// How long DEAD rows are kept after they became DEAD; nothing keeps them for ever.
+    /// How long DEAD rows are kept after they became DEAD; nothing keeps them for ever. One for which its key is closed is kept until
+    /// somebody has decided what becomes of the key.
     pub dead_after: Option<Duration>,
     /// How long rows of any status are kept after their insert, for tables that are only appended to and read from the
-    /// log. Deletes what was never delivered, too: leave it out unless nobody settles rows.
+    /// log. Deletes what was never delivered, too: leave it out unless nobody settles rows. A key that is closed stays so.
     ///
     /// A database may look for them in the order of their numbers, and end where rows are young: one whose moment of insert
     /// was set by hand, out of order, is then deleted once those before it are.

@@ -65,7 +65,7 @@ pub trait LaneStore: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Vec<LaneLease>, Error>>;
 
     /// Extends the leases that still stand, from now on, and says that this relay is there, for as long. With a length of zero it
-    /// says that this relay is going.
+    /// says that this relay is going. Its settings stay as they are, unless it comes too late: then it has none.
     fn renew_lanes<'a>(
         &'a self,
         owner: &'a str,
@@ -74,8 +74,10 @@ pub trait LaneStore: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Renewed, Error>>;
 
     /// Says that this relay is there, for that long, and with which settings; unless others are there with other settings, which it
-    /// gives then. Such a relay is not to lease anything. Of two that say so at once, one hears of the other. A renewal leaves the
-    /// settings as they are. Default: nobody has others.
+    /// gives then. Such a relay is not to lease anything. Of two that say so at once, one hears of the other.
+    ///
+    /// What was said stands for as long as renewals come in time, and nobody else is let in with other settings meanwhile. So it is
+    /// said once, and again only when a renewal [asks for it](Renewed::to_agree). Default: nobody has others.
     fn agree<'a>(
         &'a self,
         owner: &'a str,
@@ -243,6 +245,9 @@ pub struct Renewed {
     pub held: Vec<bool>,
     /// Who is there, this relay included, by name.
     pub relays: Vec<String>,
+    /// Whether this relay has to [agree](LaneStore::agree) with the others again: it had been away for longer than it had said, so
+    /// that others may have begun with other settings, or one that has others is there.
+    pub to_agree: bool,
 }
 
 /// What to read.

@@ -391,4 +391,8 @@ impl<S: AdminStore> AdminStore for Faulty<S> {
     fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         self.inner.skip_head(key)
     }
+
+    fn give_up_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        self.inner.give_up_head(key, head)
+    }
 }

@@ -9,7 +9,7 @@ use sqlx::{MySql, QueryBuilder, SqlStr};
 
 use super::insert::length;
 use super::patience::Patience;
-use super::sql::DIALECT;
+use super::sql::{DIALECT, lanes};
 use super::{MySqlStore, patiently, row};
 use crate::admin::{limit, pauses, push_filter};
 use crate::finish::finish;
@@ -65,6 +65,11 @@ impl AdminStore for MySqlStore {
     fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         let key = key.clone();
         patiently!(self, |store| store.try_reopen(&key, false))
+    }
+
+    fn give_up_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        let (key, head) = (key.clone(), head.clone());
+        patiently!(self, |store| store.try_give_up(&key, &head))
     }
 
     fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
@@ -136,6 +141,7 @@ impl MySqlStore {
 
     /// Carries out a statement about DEAD rows.
     async fn try_with_dead(&self, statement: &SqlStr, wanted: &Redrive) -> Result<u64, sqlx::Error> {
+        let dead = DIALECT.fill(lanes::DEAD, self.table());
         let mut tx = self.begin_relay().await?;
         let mut changed = 0;
         let parts = match &wanted.ids {
@@ -144,11 +150,16 @@ impl MySqlStore {
         };
         for ids in parts {
             let left = limit(wanted.chunk).saturating_sub_unsigned(changed);
-            let mut query = dead_query(statement, &wanted.filter, ids, left);
-            changed += query.build().execute(&mut *tx).await?.rows_affected();
-        }
-        if changed > 0 {
-            self.reopen_changed(&mut tx).await?;
+            // Which they are is found out first: a closed key goes on if its head is among them.
+            let mut query = dead_query(dead.clone(), &wanted.filter, ids, left);
+            let seqs: Vec<i64> = query.build_query_scalar().fetch_all(&mut *tx).await?;
+            for seqs in seqs.chunks(MOST) {
+                let mut query = QueryBuilder::<MySql>::new(statement.as_str());
+                query.push(" AND seq IN (");
+                push_numbers(&mut query, seqs);
+                changed += query.build().execute(&mut *tx).await?.rows_affected();
+            }
+            self.reopen_changed(&mut tx, &seqs).await?;
         }
         tx.commit().await?;
         Ok(changed)
@@ -158,7 +169,15 @@ impl MySqlStore {
         let mut conditions = Vec::new();
         for (status, kept) in [(Status::Done, purge.done_after), (Status::Dead, purge.dead_after)] {
             let Some(kept) = kept else { continue };
-            conditions.push((None, format!("stage = {} AND stage_at", status.code()), kept, "stage_at"));
+            // What somebody is to decide about is kept until then.
+            let heads_nothing = match status {
+                Status::Dead if self.has_keys(&mut *self.pool.acquire().await?).await? => {
+                    DIALECT.fill(lanes::HEADS_NO_CLOSED_KEY, self.table())
+                }
+                _ => String::new(),
+            };
+            let condition = format!("stage = {} AND {heads_nothing}stage_at", status.code());
+            conditions.push((None, condition, kept, "stage_at"));
         }
         if let Some(kept) = purge.any_after {
             // A query of its own: inside of the other it would lock what it looks at.
@@ -202,9 +221,9 @@ fn push_statuses(query: &mut QueryBuilder<MySql>, statuses: &[Status]) {
     }
 }
 
-/// A statement about DEAD rows, with which of them.
-fn dead_query(statement: &SqlStr, filter: &Filter, ids: Option<&[EventId]>, limit: i64) -> QueryBuilder<MySql> {
-    let mut query = QueryBuilder::new(statement.as_str());
+/// Which DEAD rows are meant. They stay locked.
+fn dead_query(dead: String, filter: &Filter, ids: Option<&[EventId]>, limit: i64) -> QueryBuilder<MySql> {
+    let mut query = QueryBuilder::new(dead);
     if let Some(ids) = ids {
         query.push(" AND event_id IN (");
         let mut list = query.separated(", ");
@@ -214,6 +233,15 @@ fn dead_query(statement: &SqlStr, filter: &Filter, ids: Option<&[EventId]>, limi
         query.push(")");
     }
     push_filter(&mut query, &DIALECT, filter, false);
-    query.push(" ORDER BY seq LIMIT ").push_bind(limit);
+    query.push(" ORDER BY seq LIMIT ").push_bind(limit).push(" FOR UPDATE");
     query
+}
+
+/// Appends numbers, and the end of their list.
+pub(super) fn push_numbers(query: &mut QueryBuilder<MySql>, numbers: &[i64]) {
+    let mut list = query.separated(", ");
+    for number in numbers {
+        list.push(*number);
+    }
+    query.push(")");
 }

@@ -25,7 +25,7 @@ use super::sql::{DIALECT, SKIP_LOCKED, VALUE};
 use super::{MySqlStore, patiently};
 use crate::admin::limit;
 use crate::finish::finish;
-use crate::lanes::{Prepared, lane, others, relay};
+use crate::lanes::{Prepared, lane, others, relay, renewed};
 use crate::many::Many;
 use crate::table::TableName;
 use moments::Moments;
@@ -220,16 +220,16 @@ impl MySqlStore {
         if !lasts.is_zero() {
             sqlx::query(lanes.here.clone()).bind(owner).bind(length(lasts)).execute(&mut *tx).await?;
         }
-        let relays = sqlx::query_scalar(lanes.relays.clone()).fetch_all(&mut *tx).await?;
+        let relays = self.relays_there(&mut tx).await?;
         tx.commit().await?;
-        Ok(Renewed { held: leases.iter().map(|lease| held.contains(lease)).collect(), relays })
+        Ok(renewed(leases.iter().map(|lease| held.contains(lease)).collect(), relays, owner))
     }
 
     async fn try_agree(&self, owner: &str, settings: &str, lasts: Duration) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
         let statement = |template| DIALECT.statement(template, self.table());
         let mut tx = self.begin_relay().await?;
         sqlx::query(statement(sql::AGREE_ALONE)).execute(&mut *tx).await?;
-        let others = others(relays(self.table(), &mut tx).await?, owner, settings);
+        let others = others(self.relays_there(&mut tx).await?, owner, settings);
         if others.is_empty() {
             let query = sqlx::query(statement(sql::AGREE)).bind(owner).bind(settings).bind(length(lasts));
             query.execute(&mut *tx).await?;
@@ -245,7 +245,12 @@ impl MySqlStore {
         if !self.has_keys(&mut connection).await? {
             return Ok(Vec::new());
         }
-        relays(self.table(), &mut connection).await
+        self.relays_there(&mut connection).await
+    }
+
+    async fn relays_there(&self, connection: &mut MySqlConnection) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
+        let there = sqlx::query_as(self.sql.lanes.relays.clone()).fetch_all(connection).await?;
+        Ok(there.into_iter().map(relay).collect())
     }
 
     async fn try_give_back_lanes(&self, owner: &str, leases: &[LaneLease]) -> Result<(), sqlx::Error> {
@@ -275,11 +280,6 @@ impl MySqlStore {
         let query = fill(leases, size).fold(sqlx::query_as(sql), |query, lease| query.bind(lease.lane.0));
         Ok(query.bind(owner).fetch_all(connection).await?.into_iter().map(lease).collect())
     }
-}
-
-async fn relays(table: &TableName, connection: &mut MySqlConnection) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
-    let there = sqlx::query_as(DIALECT.statement(sql::SETTINGS, table)).fetch_all(connection).await?;
-    Ok(there.into_iter().map(relay).collect())
 }
 
 fn lease((number, epoch): (i64, i64)) -> LaneLease {

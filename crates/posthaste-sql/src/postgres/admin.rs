@@ -61,7 +61,8 @@ impl AdminStore for PgStore {
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
         Box::pin(async move {
             let mut purged = 0;
-            for purgeable in self.purgeable(purge) {
+            let has_keys = purge.dead_after.is_some() && self.has_keys().await?;
+            for purgeable in self.purgeable(purge, has_keys) {
                 let left = limit(purge.chunk) - i64::try_from(purged).unwrap_or(i64::MAX);
                 if left <= 0 {
                     break;
@@ -98,6 +99,10 @@ impl AdminStore for PgStore {
 
     fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(self.reopen(key, false))
+    }
+
+    fn give_up_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(self.give_up(key, head))
     }
 
     fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
@@ -159,12 +164,20 @@ impl PgStore {
         Ok(changed)
     }
 
-    fn purgeable(&self, purge: &Purge) -> Vec<Purgeable> {
+    fn purgeable(&self, purge: &Purge, has_keys: bool) -> Vec<Purgeable> {
         let mut all = Vec::new();
         for (status, kept) in [(Status::Done, purge.done_after), (Status::Dead, purge.dead_after)] {
             let Some(kept) = kept else { continue };
             let code = status.code();
-            let (status, again) = (format!("{FINAL} AND status = {code} AND "), format!("status + 0 = {code} AND "));
+            // What somebody is to decide about is kept until then.
+            let heads_nothing = match status {
+                Status::Dead if has_keys => DIALECT.fill(sql::lanes::HEADS_NO_CLOSED_KEY, self.table()),
+                _ => String::new(),
+            };
+            let (status, again) = (
+                format!("{FINAL} AND status = {code} AND {heads_nothing}"),
+                format!("status + 0 = {code} AND {heads_nothing}"),
+            );
             // With one end, the range would look so wide to the planner that it walks the table until it finds a chunk.
             let ended = status.clone() + "done_at >= '-infinity' AND done_at";
             all.push(Purgeable {

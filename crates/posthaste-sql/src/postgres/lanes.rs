@@ -24,7 +24,7 @@ use super::moment::interval;
 use super::sql::lanes as sql;
 use super::sql::{BEGIN, DIALECT};
 use crate::admin::limit;
-use crate::lanes::{lane, others, relay};
+use crate::lanes::{lane, relay, renewed};
 use crate::table::TableName;
 
 /// What is said about the lanes of a table.
@@ -180,17 +180,17 @@ impl PgStore {
         length: Duration,
     ) -> Result<Renewed, sqlx::Error> {
         let (lanes, epochs) = columns(leases);
-        let query = sqlx::query_as::<_, (Option<i16>, Option<i64>, Option<String>)>(self.sql.lanes.renew.clone());
+        type Row = (Option<i16>, Option<i64>, Option<String>, Option<String>);
+        let query = sqlx::query_as::<_, Row>(self.sql.lanes.renew.clone());
         let query = query.bind(owner).bind(lanes).bind(epochs).bind(interval(length));
         let (mut held, mut relays) = (HashSet::new(), Vec::new());
         for row in query.fetch_all(&mut *self.acquire().await?).await? {
             match row {
-                (Some(lane), Some(epoch), _) => drop(held.insert(lease(lane, epoch))),
-                (.., relay) => relays.extend(relay),
+                (Some(lane), Some(epoch), ..) => drop(held.insert(lease(lane, epoch))),
+                (.., owner, settings) => relays.extend(owner.zip(settings).map(relay)),
             }
         }
-        relays.sort_unstable();
-        Ok(Renewed { held: leases.iter().map(|lease| held.contains(lease)).collect(), relays })
+        Ok(renewed(leases.iter().map(|lease| held.contains(lease)).collect(), relays, owner))
     }
 
     async fn try_agree(&self, owner: &str, settings: &str, length: Duration) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
@@ -198,13 +198,8 @@ impl PgStore {
         let connection = &mut *self.acquire().await?;
         let mut tx = Transaction::<Postgres>::begin(connection, Some(BEGIN.into_sql_str())).await?;
         sqlx::query(statement(sql::AGREE_ALONE)).execute(&mut *tx).await?;
-        let others = others(relays(self.table(), &mut tx).await?, owner, settings);
-        if others.is_empty() {
-            let query = sqlx::query(statement(sql::AGREE)).bind(owner).bind(settings).bind(interval(length));
-            query.execute(&mut *tx).await?;
-        } else {
-            sqlx::query(statement(sql::DISAGREE)).bind(owner).execute(&mut *tx).await?;
-        }
+        let query = sqlx::query_as(statement(sql::AGREE)).bind(owner).bind(settings).bind(interval(length));
+        let others = query.fetch_all(&mut *tx).await?.into_iter().map(relay).collect();
         tx.commit().await?;
         Ok(others)
     }

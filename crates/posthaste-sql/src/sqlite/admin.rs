@@ -8,7 +8,7 @@ use posthaste_core::store::{
 use sqlx::sqlite::{Sqlite, SqliteArguments};
 use sqlx::{Arguments, QueryBuilder};
 
-use super::sql::DIALECT;
+use super::sql::{DIALECT, lanes};
 use super::{SqliteStore, row};
 use crate::admin::{FINAL, limit, pauses, push_filter};
 
@@ -54,7 +54,8 @@ impl AdminStore for SqliteStore {
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
         Box::pin(async move {
-            match self.purge_query(purge) {
+            let has_keys = purge.dead_after.is_some() && self.has_keys().await?;
+            match self.purge_query(purge, has_keys) {
                 Some(query) => self.run(query).await,
                 None => Ok(0),
             }
@@ -79,6 +80,10 @@ impl AdminStore for SqliteStore {
 
     fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(self.reopen(key, false))
+    }
+
+    fn give_up_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(self.give_up(key, head))
     }
 
     fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
@@ -138,12 +143,17 @@ impl SqliteStore {
     }
 
     /// The statement for a purge, unless there is nothing to be purged.
-    fn purge_query(&self, purge: &Purge) -> Option<QueryBuilder<Sqlite>> {
+    fn purge_query(&self, purge: &Purge, has_keys: bool) -> Option<QueryBuilder<Sqlite>> {
         let now = self.now();
         let mut conditions = Vec::new();
         for (status, kept) in [(Status::Done, purge.done_after), (Status::Dead, purge.dead_after)] {
             let Some(kept) = kept else { continue };
-            let status = format!("{FINAL} AND status = {} AND ", status.code());
+            // What somebody is to decide about is kept until then.
+            let heads_nothing = match status {
+                Status::Dead if has_keys => DIALECT.fill(lanes::HEADS_NO_CLOSED_KEY, self.table()),
+                _ => String::new(),
+            };
+            let status = format!("{FINAL} AND status = {} AND {heads_nothing}", status.code());
             conditions.push((status.clone() + "done_at <= ", kept));
             // Statements of other programs may end a row without the moment; its insert then stands in for it.
             conditions.push((status + "done_at IS NULL AND created_at <= ", kept));
@@ -197,12 +207,16 @@ mod tests {
         let day = Some(Duration::from_secs(86_400));
 
         let purge = Purge { done_after: day, dead_after: day, ..Purge::default() };
-        let purge = plan(&store, store.purge_query(&purge).unwrap()).await;
-        assert_eq!(purge.matches("INDEX outbox_event_final (status=? AND done_at<?)").count(), 2, "{purge}");
-        assert_eq!(purge.matches("INDEX outbox_event_final (status=? AND done_at=?)").count(), 2, "{purge}");
-        assert!(!purge.contains("SCAN outbox_event"), "{purge}");
+        store.prepare_lanes().await.unwrap();
+        for has_keys in [false, true] {
+            let purge = plan(&store, store.purge_query(&purge, has_keys).unwrap()).await;
+            assert_eq!(purge.matches("INDEX outbox_event_final (status=? AND done_at<?)").count(), 2, "{purge}");
+            assert_eq!(purge.matches("INDEX outbox_event_final (status=? AND done_at=?)").count(), 2, "{purge}");
+            assert!(!purge.contains("SCAN outbox_event"), "{purge}");
+            assert!(!purge.contains("SCAN k"), "{purge}");
+        }
         let purge = Purge { any_after: day, ..Purge::default() };
-        let purge = plan(&store, store.purge_query(&purge).unwrap()).await;
+        let purge = plan(&store, store.purge_query(&purge, false).unwrap()).await;
         assert!(purge.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid<?)"), "{purge}");
         assert!(!purge.contains("TEMP B-TREE"), "{purge}");
 

@@ -20,7 +20,7 @@ use super::sql::lanes as sql;
 use super::tx::begin_immediate;
 use super::{SqliteStore, patiently, row};
 use crate::admin::limit;
-use crate::lanes::{lane, others, relay};
+use crate::lanes::{lane, others, relay, renewed};
 use crate::table::TableName;
 
 /// How long a relay that is gone is remembered.
@@ -192,13 +192,13 @@ impl SqliteStore {
         }
         // Who is going is gone for long.
         let until = if length.is_zero() { i64::MIN } else { until };
-        sqlx::query(self.sql.lanes.here.clone()).bind(owner).bind(until).execute(&mut *tx).await?;
+        let here = sqlx::query(self.sql.lanes.here.clone()).bind(owner).bind(until).bind(now.as_micros());
+        here.execute(&mut *tx).await?;
         let gone = (now - REMEMBERED).as_micros();
         sqlx::query(self.sql.lanes.gone.clone()).bind(gone).execute(&mut *tx).await?;
-        let relays =
-            sqlx::query_scalar(self.sql.lanes.relays.clone()).bind(now.as_micros()).fetch_all(&mut *tx).await?;
+        let relays = self.relays_at(now, &mut tx).await?;
         tx.commit().await?;
-        Ok(Renewed { held, relays })
+        Ok(renewed(held, relays, owner))
     }
 
     async fn try_agree(&self, owner: &str, settings: &str, length: Duration) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
@@ -226,7 +226,7 @@ impl SqliteStore {
         now: Timestamp,
         connection: &mut SqliteConnection,
     ) -> Result<Vec<RelayOfLanes>, sqlx::Error> {
-        let query = sqlx::query_as(DIALECT.statement(sql::SETTINGS, self.table())).bind(now.as_micros());
+        let query = sqlx::query_as(self.sql.lanes.relays.clone()).bind(now.as_micros());
         Ok(query.fetch_all(connection).await?.into_iter().map(relay).collect())
     }
 

@@ -1,10 +1,10 @@
-//! Runs the example as a user would, on PostgreSQL and on SQLite.
+//! Runs the example as a user would, on each database.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
 use std::process::Command;
 
-use posthaste_conformance::{Fixture, PgFixture, Served};
+use posthaste_conformance::{Fixture, MariaDbFixture, PgFixture, Served};
 
 fn run(url: Option<&str>, seconds: &str) {
     let directory = tempfile::tempdir().unwrap();
@@ -32,6 +32,13 @@ async fn relays_are_killed_and_the_order_is_kept_on_postgres() {
     let database = PgFixture::<false>::create().await;
     let url = database.url();
     tokio::task::spawn_blocking(move || run(Some(&url), "20")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn relays_are_killed_and_the_order_is_kept_on_mysql() {
+    let database = MariaDbFixture::create().await;
+    let url = database.url();
+    tokio::task::spawn_blocking(move || run(Some(&url), "12")).await.unwrap();
 }
 
 #[test]

@@ -2,14 +2,16 @@
 
 use posthaste_core::store::{ClosedKey, Key, LaneHolders, LaneLease, StalledKey};
 use posthaste_core::{EventId, Timestamp};
-use sqlx::mysql::{MySqlConnection, MySqlRow};
-use sqlx::{Row, SqlStr};
+use sqlx::mysql::{MySql, MySqlConnection, MySqlRow};
+use sqlx::{QueryBuilder, Row, SqlStr};
 
 use super::super::MySqlStore;
+use super::super::admin::push_numbers;
 use super::super::sql::DIALECT;
 use super::super::sql::lanes as sql;
 use crate::admin::limit;
 use crate::lanes::{Holder, blocked, holders, lane, parked};
+use crate::many::MOST;
 
 impl MySqlStore {
     fn key_statement(&self, template: &str) -> SqlStr {
@@ -119,10 +121,41 @@ impl MySqlStore {
         Ok(head.is_some())
     }
 
-    /// After a redrive or a discard, in its transaction: keys whose heads are DEAD no more go on.
-    pub(in super::super) async fn reopen_changed(&self, connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
-        if self.has_keys(connection).await? {
-            sqlx::query(self.key_statement(sql::REOPEN_CHANGED)).execute(connection).await?;
+    /// Gives up the head of a key that is blocked, if it is that one, and says whether it was.
+    pub(in super::super) async fn try_give_up(&self, key: &Key, head: &EventId) -> Result<bool, sqlx::Error> {
+        let mut tx = self.begin_relay().await?;
+        if !self.has_keys(&mut tx).await? {
+            tx.rollback().await?;
+            return Ok(false);
+        }
+        let id = &*key.aggregate_id;
+        let query = sqlx::query_as::<_, (i64, String)>(self.key_statement(sql::FIRST_OF_KEY)).bind(id).bind(id);
+        let first = query.bind(&*key.aggregate_type).fetch_optional(&mut *tx).await?;
+        let mut given_up = false;
+        if let Some((seq, _)) = first.filter(|(_, first)| first == head.as_str()) {
+            let query = sqlx::query(self.key_statement(sql::GIVE_UP)).bind(seq);
+            given_up = query.execute(&mut *tx).await?.rows_affected() == 1;
+            if given_up {
+                sqlx::query(self.key_statement(sql::GO_ON_BEHIND)).bind(seq).execute(&mut *tx).await?;
+            }
+        }
+        tx.commit().await?;
+        Ok(given_up)
+    }
+
+    /// After a redrive or a discard, in its transaction: closed keys whose heads are among these go on.
+    pub(in super::super) async fn reopen_changed(
+        &self,
+        connection: &mut MySqlConnection,
+        changed: &[i64],
+    ) -> Result<(), sqlx::Error> {
+        if !self.has_keys(connection).await? {
+            return Ok(());
+        }
+        for seqs in changed.chunks(MOST) {
+            let mut query = QueryBuilder::<MySql>::new(DIALECT.fill(sql::REOPEN_CHANGED, self.table()));
+            push_numbers(&mut query, seqs);
+            query.build().execute(&mut *connection).await?;
         }
         Ok(())
     }

@@ -93,28 +93,24 @@ pub(in super::super) const RENEW: &str =
 pub(in super::super) const GIVE_BACK: &str =
     concat!("UPDATE ", lanes!(), " SET owner = NULL, until = '1970-01-01 00:00:00' WHERE lane IN ({rows})");
 
-/// Says that a relay is there.
+/// Says that a relay is there. One that comes too late has no settings any more. They are set before the moment is.
 pub(in super::super) const HERE: &str = concat!(
     "INSERT INTO ",
     relays!(),
     " (owner, until) VALUES (?, TIMESTAMPADD(MICROSECOND, ?, UTC_TIMESTAMP(6))) \
-     ON DUPLICATE KEY UPDATE until = VALUES(until)"
+     ON DUPLICATE KEY UPDATE settings = IF(until >= UTC_TIMESTAMP(6), settings, ''), until = VALUES(until)"
 );
 
 /// Says that it is going, and forgets those that have not said so for a day.
 pub(in super::super) const GONE: &str =
     concat!("DELETE FROM ", relays!(), " WHERE owner = ? OR until < TIMESTAMPADD(DAY, -1, UTC_TIMESTAMP(6))");
 
-/// Who is there.
+/// Who is there, and with which settings.
 pub(in super::super) const RELAYS: &str =
-    concat!("SELECT owner FROM ", relays!(), " WHERE until >= UTC_TIMESTAMP(6) ORDER BY owner");
+    concat!("SELECT owner, settings FROM ", relays!(), " WHERE until >= UTC_TIMESTAMP(6) ORDER BY owner");
 
 /// Lets one relay at a time say with which settings it is there.
 pub(in super::super) const AGREE_ALONE: &str = concat!("SELECT lane FROM ", lanes!(), " WHERE lane = 0 FOR UPDATE");
-
-/// Who is there, and with which settings.
-pub(in super::super) const SETTINGS: &str =
-    concat!("SELECT owner, settings FROM ", relays!(), " WHERE until >= UTC_TIMESTAMP(6) ORDER BY owner");
 
 /// Says that a relay is there with these settings.
 pub(in super::super) const AGREE: &str = concat!(
@@ -315,12 +311,37 @@ pub(in super::super) const REDRIVE_HEAD: &str = "UPDATE {table} SET status = 0, 
      available_at = UTC_TIMESTAMP(6), done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL \
      WHERE seq = ? AND status = 3";
 
-/// After a redrive: keys whose heads are pending go on.
-pub(in super::super) const REOPEN_CHANGED: &str = concat!(
-    "UPDATE ",
+/// The numbers of DEAD rows, to be redriven or discarded.
+pub(in super::super) const DEAD: &str = "SELECT seq FROM {table} WHERE stage = 3";
+
+/// After a redrive or a discard of these: the closed keys whose heads are among them go on.
+pub(in super::super) const REOPEN_CHANGED: &str =
+    concat!("UPDATE ", keys!(), " SET state = 1, until = UTC_TIMESTAMP(6) WHERE state = 2 AND head_seq IN (");
+
+/// The first pending row of a key, by the index of its lane.
+pub(in super::super) const FIRST_OF_KEY: &str = "SELECT seq, event_id FROM {table} FORCE INDEX (`{name}_lane_seq`) \
+     WHERE lane = CRC32(?) & 15 AND aggregate_id = ? AND COALESCE(aggregate_type, '__GLOBAL__') = ? ORDER BY seq LIMIT 1";
+
+/// Gives up a row that has failed.
+pub(in super::super) const GIVE_UP: &str = "UPDATE {table} SET status = 3, done_at = UTC_TIMESTAMP(6), locked_by = NULL, \
+     locked_at = NULL WHERE seq = ? AND status = 2";
+
+/// Lets its key go on behind it.
+pub(in super::super) const GO_ON_BEHIND: &str = concat!(
+    "INSERT INTO ",
     keys!(),
-    " AS k LEFT JOIN {table} AS t ON t.seq = k.head_seq AND t.status = 3 \
-     SET k.state = 1, k.until = UTC_TIMESTAMP(6) WHERE k.state = 2 AND t.seq IS NULL"
+    " (aggregate_type, aggregate_id, lane, state, head_seq, head_id, since, until, reason) \
+     SELECT COALESCE(aggregate_type, '__GLOBAL__'), aggregate_id, CRC32(aggregate_id) & 15, 1, seq, event_id, \
+     UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), last_error FROM {table} FORCE INDEX (PRIMARY) WHERE seq = ? \
+     ON DUPLICATE KEY UPDATE lane = VALUES(lane)"
+);
+
+/// Of DEAD rows: that nobody is to decide about a key because of it.
+pub(in super::super) const HEADS_NO_CLOSED_KEY: &str = concat!(
+    "NOT ((SELECT k.head_seq FROM ",
+    keys!(),
+    " AS k WHERE k.state = 2 AND k.aggregate_type = COALESCE({table}.aggregate_type, '__GLOBAL__') \
+     AND k.aggregate_id = {table}.aggregate_id) <=> {table}.seq) AND "
 );
 
 /// Makes time pass for leases.

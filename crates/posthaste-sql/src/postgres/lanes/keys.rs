@@ -104,11 +104,26 @@ impl PgStore {
         if !self.has_keys().await? {
             return Ok(false);
         }
-        let template = if with_head { sql::RELEASE } else { sql::SKIP_HEAD };
+        self.decide(if with_head { sql::RELEASE } else { sql::SKIP_HEAD }, key, None).await
+    }
+
+    /// Gives up the head of a key that is blocked, if it is that one, and says whether it was.
+    pub(in super::super) async fn give_up(&self, key: &Key, head: &EventId) -> Result<bool, Error> {
+        if !self.has_keys().await? {
+            return Ok(false);
+        }
+        self.decide(sql::GIVE_UP_HEAD, key, Some(head)).await
+    }
+
+    /// Carries out what an operator has decided about a key, and tells of it.
+    async fn decide(&self, template: &str, key: &Key, head: Option<&EventId>) -> Result<bool, Error> {
         let opened: i64 = self
             .retrying(async || {
                 let query = sqlx::query_scalar(DIALECT.statement(template, self.table()));
-                let query = query.bind(&*key.aggregate_type).bind(&*key.aggregate_id);
+                let mut query = query.bind(&*key.aggregate_type).bind(&*key.aggregate_id);
+                if let Some(head) = head {
+                    query = query.bind(head.as_str());
+                }
                 query.fetch_one(&mut *self.acquire().await?).await
             })
             .await?;

@@ -7,6 +7,7 @@ use sqlx::{AssertSqlSafe, Connection, Transaction};
 use super::super::PgStore;
 use super::super::moment::interval;
 use super::super::sql::DIALECT;
+use super::super::sql::lanes::HAS_HEADS;
 use super::{Partitioned, sql};
 
 /// What is to become of an old partition.
@@ -59,6 +60,7 @@ impl PgStore {
         any: bool,
         kept: &Purge,
     ) -> Result<Verdict, Error> {
+        let has_keys = self.has_keys().await?;
         let fill = |template: &str| AssertSqlSafe(DIALECT.fill(template, self.table()).replace("{partition}", name));
         let steps = async {
             sqlx::raw_sql(sql::BY_INDEX).execute(&mut *tx).await?;
@@ -77,6 +79,12 @@ impl PgStore {
                     let query = query.bind(kept.done_after.map(interval)).bind(kept.dead_after.map(interval));
                     let (pending, later): (i64, bool) = query.fetch_one(&mut *tx).await?;
                     match (pending, later) {
+                        (0, false) if has_keys => {
+                            let query = sqlx::query_scalar(fill(HAS_HEADS)).persistent(false);
+                            if query.fetch_one(&mut *tx).await? {
+                                return Ok(Verdict::Later);
+                            }
+                        }
                         (0, false) => {}
                         (0, true) => return Ok(Verdict::Later),
                         (pending, _) => return Ok(Verdict::Pending(pending)),

@@ -237,8 +237,8 @@ pub(in super::super) const LEASE: &str = concat!(
      FROM free WHERE l.lane = free.lane RETURNING l.lane, l.epoch"
 );
 
-/// Extends leases, says that this relay is there, or is going, and who else is there. Does not wait for the disk: a renewal that a crash of the
-/// server takes back is one that came too late.
+/// Extends leases, says that this relay is there, or is going, and who else is there. One that comes too late has no settings any
+/// more. Does not wait for the disk: a renewal that a crash of the server takes back is one that came too late.
 pub(in super::super) const RENEW: &str = concat!(
     "WITH ",
     held!("$1", "NO KEY UPDATE"),
@@ -247,20 +247,22 @@ pub(in super::super) const RENEW: &str = concat!(
     " AS l SET until = clock_timestamp() + $4 FROM held WHERE l.lane = held.lane RETURNING l.lane, l.epoch), \
      here AS (INSERT INTO ",
     relays!(),
-    " (owner, until) VALUES ($1, CASE WHEN $4 > INTERVAL '0' THEN clock_timestamp() + $4 ELSE '-infinity' END) \
-     ON CONFLICT (owner) DO UPDATE SET until = excluded.until), \
+    " AS r (owner, until) VALUES ($1, CASE WHEN $4 > INTERVAL '0' THEN clock_timestamp() + $4 ELSE '-infinity' END) \
+     ON CONFLICT (owner) DO UPDATE SET until = excluded.until, \
+     settings = CASE WHEN r.until >= clock_timestamp() THEN r.settings ELSE '' END RETURNING settings), \
      gone AS (DELETE FROM ",
     relays!(),
     " WHERE until < clock_timestamp() - INTERVAL '1 day' AND owner <> $1) \
-     SELECT lane, epoch, NULL::text FROM renewed \
-     UNION ALL SELECT NULL, NULL, owner FROM ",
+     SELECT lane, epoch, NULL::text, NULL::text FROM renewed \
+     UNION ALL SELECT NULL, NULL, owner, settings FROM ",
     relays!(),
     " WHERE until >= (SELECT clock_timestamp()) AND owner <> $1 \
-     UNION ALL SELECT NULL, NULL, $1::text \
+     UNION ALL SELECT NULL, NULL, $1::text, settings FROM here \
      WHERE set_config('synchronous_commit', 'off', true) = 'off' AND $4 > INTERVAL '0'"
 );
 
-/// Lets one relay at a time say with which settings it is there. Settlements go on beside it.
+/// Lets one relay at a time say with which settings it is there. Settlements go on beside it. It is a statement of its own, so that
+/// the next one sees what whoever had this lock before has written.
 pub(in super::super) const AGREE_ALONE: &str =
     concat!("SELECT lane FROM ", lanes!(), " WHERE lane = 0 FOR NO KEY UPDATE");
 
@@ -268,16 +270,21 @@ pub(in super::super) const AGREE_ALONE: &str =
 pub(in super::super) const RELAYS: &str =
     concat!("SELECT owner, settings FROM ", relays!(), " WHERE until >= (SELECT clock_timestamp()) ORDER BY owner");
 
-/// Says that a relay is there with these settings.
+/// Says that a relay is there with these settings; unless others are there with other settings, which are told, and those of this
+/// one do not count any more.
 pub(in super::super) const AGREE: &str = concat!(
-    "INSERT INTO ",
+    "WITH others AS MATERIALIZED (SELECT owner, settings FROM ",
     relays!(),
-    " (owner, settings, until) VALUES ($1, $2, clock_timestamp() + $3) \
-     ON CONFLICT (owner) DO UPDATE SET settings = excluded.settings, until = excluded.until"
+    " WHERE until >= (SELECT clock_timestamp()) AND owner <> $1 AND settings NOT IN ('', $2)), \
+     agreed AS (INSERT INTO ",
+    relays!(),
+    " (owner, settings, until) SELECT $1, $2, clock_timestamp() + $3 WHERE NOT EXISTS (SELECT FROM others) \
+     ON CONFLICT (owner) DO UPDATE SET settings = excluded.settings, until = excluded.until), \
+     refused AS (UPDATE ",
+    relays!(),
+    " SET settings = '' WHERE owner = $1 AND EXISTS (SELECT FROM others)) \
+     SELECT owner::text, settings FROM others ORDER BY owner"
 );
-
-/// Says that those of a relay do not count.
-pub(in super::super) const DISAGREE: &str = concat!("UPDATE ", relays!(), " SET settings = '' WHERE owner = $1");
 
 /// Lets others have lanes at once.
 pub(in super::super) const GIVE_BACK: &str = concat!(
@@ -486,6 +493,39 @@ pub(in super::super) const RELEASE: &str = concat!(
     " RETURNING head_seq, head_id), redriven AS (UPDATE {table} SET status = 0, attempts = 0, \
      available_at = clock_timestamp(), done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL \
      FROM open WHERE event_id = head_id AND seq = head_seq AND status = 3) SELECT count(*) FROM open"
+);
+
+/// Gives up the first pending row of a key, if it is that one and has failed, and lets the key go on behind it. Whether it was so.
+pub(in super::super) const GIVE_UP_HEAD: &str = concat!(
+    "WITH head AS MATERIALIZED (SELECT t.seq, t.event_id FROM {table} AS t WHERE ",
+    lane!("t."),
+    " = hashtextextended($2::text COLLATE \"C\", 0) & 63 AND ",
+    pending_in_lane!(),
+    " AND t.aggregate_id = $2 AND coalesce(t.aggregate_type, '__GLOBAL__') = $1 ORDER BY t.seq LIMIT 1), \
+     dead AS (UPDATE {table} AS t SET status = 3, done_at = clock_timestamp(), locked_by = NULL, locked_at = NULL FROM head \
+     WHERE t.event_id = head.event_id AND t.seq = head.seq AND head.event_id = $3 AND t.status = 2 \
+     RETURNING t.seq, t.event_id, t.last_error), \
+     open AS (INSERT INTO ",
+    keys!(),
+    " (aggregate_type, aggregate_id, lane, state, head_seq, head_id, since, until, reason) \
+     SELECT $1, $2, hashtextextended($2::text COLLATE \"C\", 0) & 63, 1, seq, event_id, clock_timestamp(), clock_timestamp(), \
+     last_error FROM dead ON CONFLICT (aggregate_type, aggregate_id) DO NOTHING) SELECT count(*) FROM dead"
+);
+
+/// Of DEAD rows: that nobody is to decide about a key because of it. A subquery for each row keeps the planner from a join, for which
+/// it would sort all of them.
+pub(in super::super) const HEADS_NO_CLOSED_KEY: &str = concat!(
+    "(SELECT k.head_seq FROM ",
+    keys!(),
+    " AS k WHERE k.state = 2 AND k.aggregate_type = coalesce({table}.aggregate_type, '__GLOBAL__') \
+     AND k.aggregate_id = {table}.aggregate_id) IS DISTINCT FROM {table}.seq AND "
+);
+
+/// Whether the heads of closed keys are in a partition.
+pub(in super::super) const HAS_HEADS: &str = concat!(
+    "SELECT EXISTS (SELECT FROM ",
+    keys!(),
+    " AS k JOIN {partition} AS t ON t.event_id = k.head_id AND t.seq = k.head_seq WHERE k.state = 2 AND t.status = 3)"
 );
 
 /// Whether keys can be closed.

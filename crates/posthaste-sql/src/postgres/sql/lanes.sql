@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS {schema}"{name}_key" (
     aggregate_type VARCHAR(64) NOT NULL,
     aggregate_id VARCHAR(128) NOT NULL,
     lane SMALLINT NOT NULL,
-    -- 1 blocked, 2 parked.
+    -- 1 let go on, 2 parked.
     state SMALLINT NOT NULL,
     head_seq BIGINT NOT NULL,
     head_id VARCHAR(36) COLLATE "C" NOT NULL,

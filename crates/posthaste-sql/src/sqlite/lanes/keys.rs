@@ -123,6 +123,29 @@ impl SqliteStore {
         Ok(head.is_some())
     }
 
+    /// Gives up the head of a key that is blocked, if it is that one, and says whether it was.
+    pub(in super::super) async fn give_up(&self, key: &Key, head: &EventId) -> Result<bool, Error> {
+        if !self.has_keys().await? {
+            return Ok(false);
+        }
+        patiently!(self, self.try_give_up(key, head)).await
+    }
+
+    async fn try_give_up(&self, key: &Key, head: &EventId) -> Result<bool, sqlx::Error> {
+        let now = self.now().as_micros();
+        let (kind, id) = (&*key.aggregate_type, &*key.aggregate_id);
+        let mut tx = begin_immediate(&self.pool).await?;
+        let query = sqlx::query_as::<_, (i64, Option<String>)>(self.key_statement(sql::GIVE_UP));
+        let query = query.bind(kind).bind(id).bind(head.as_str()).bind(now);
+        let given_up = query.fetch_optional(&mut *tx).await?;
+        if let Some((seq, reason)) = &given_up {
+            let query = sqlx::query(self.key_statement(sql::GO_ON_BEHIND)).bind(kind).bind(id).bind(head.as_str());
+            query.bind(now).bind(seq).bind(reason).execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        Ok(given_up.is_some())
+    }
+
     /// Redrives or discards where keys may be closed: those whose heads are among them go on.
     pub(in super::super) async fn change_dead_with_keys(
         &self,
@@ -133,11 +156,13 @@ impl SqliteStore {
 
     async fn try_change_dead_with_keys(&self, mut query: QueryBuilder<Sqlite>) -> Result<u64, sqlx::Error> {
         let mut tx = begin_immediate(&self.pool).await?;
-        let changed = query.build().execute(&mut *tx).await?.rows_affected();
-        let query = sqlx::query(self.key_statement(sql::REOPEN_CHANGED)).bind(self.now().as_micros());
+        query.push(" RETURNING seq");
+        let changed: Vec<i64> = query.build_query_scalar().fetch_all(&mut *tx).await?;
+        let seqs = serde_json::to_string(&changed).expect("numbers are JSON");
+        let query = sqlx::query(self.key_statement(sql::REOPEN_CHANGED)).bind(self.now().as_micros()).bind(seqs);
         query.execute(&mut *tx).await?;
         tx.commit().await?;
-        Ok(changed)
+        Ok(changed.len() as u64)
     }
 }
 

@@ -67,21 +67,19 @@ pub(in super::super) const LEASE: &str = concat!(
 pub(in super::super) const RENEW: &str =
     concat!("UPDATE ", lanes!(), " SET until = ?4 WHERE lane = ?1 AND epoch = ?2 AND owner = ?3");
 
-/// Says that a relay is there.
+/// Says that a relay is there. One that comes too late has no settings any more.
 pub(in super::super) const HERE: &str = concat!(
     "INSERT INTO ",
     relays!(),
-    " (owner, until) VALUES (?1, ?2) ON CONFLICT (owner) DO UPDATE SET until = excluded.until"
+    " AS r (owner, until) VALUES (?1, ?2) ON CONFLICT (owner) DO UPDATE SET until = excluded.until, \
+     settings = CASE WHEN r.until >= ?3 THEN r.settings ELSE '' END"
 );
 
 /// Forgets relays that have not said so for a while.
 pub(in super::super) const GONE: &str = concat!("DELETE FROM ", relays!(), " WHERE until < ?1");
 
-/// Who is there.
-pub(in super::super) const RELAYS: &str = concat!("SELECT owner FROM ", relays!(), " WHERE until >= ?1 ORDER BY owner");
-
 /// Who is there, and with which settings.
-pub(in super::super) const SETTINGS: &str =
+pub(in super::super) const RELAYS: &str =
     concat!("SELECT owner, settings FROM ", relays!(), " WHERE until >= ?1 ORDER BY owner");
 
 /// Says that a relay is there with these settings.
@@ -232,12 +230,33 @@ pub(in super::super) const REDRIVE_HEAD: &str = "UPDATE {table} NOT INDEXED SET 
      available_at = ?2, done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL \
      WHERE seq = ?1 AND status = 3";
 
-/// After a redrive or a discard: keys whose heads are DEAD no more go on.
+/// After a redrive or a discard of these: the closed keys whose heads are among them go on.
 pub(in super::super) const REOPEN_CHANGED: &str = concat!(
     "UPDATE ",
     keys!(),
-    " SET state = 1, until = ?1 WHERE state = 2 \
-     AND NOT EXISTS (SELECT 1 FROM {table} AS t NOT INDEXED WHERE t.seq = head_seq AND t.status = 3)"
+    " SET state = 1, until = ?1 WHERE state = 2 AND head_seq IN (SELECT value FROM json_each(?2))"
+);
+
+/// Gives up the first pending row of a key, if it is that one and has failed.
+pub(in super::super) const GIVE_UP: &str = "UPDATE {table} NOT INDEXED SET status = 3, done_at = ?4, locked_by = NULL, \
+     locked_at = NULL WHERE status = 2 AND event_id = ?3 AND seq = (SELECT seq FROM {table} INDEXED BY \"{name}_lane_seq\" \
+     WHERE status IN (0, 2) AND aggregate_id = ?2 AND coalesce(aggregate_type, '__GLOBAL__') = ?1 ORDER BY seq LIMIT 1) \
+     RETURNING seq, last_error";
+
+/// Lets its key go on behind it.
+pub(in super::super) const GO_ON_BEHIND: &str = concat!(
+    "INSERT INTO ",
+    keys!(),
+    " (aggregate_type, aggregate_id, lane, state, head_seq, head_id, since, until, reason) \
+     VALUES (?1, ?2, 0, 1, ?5, ?3, ?4, ?4, ?6) ON CONFLICT (aggregate_type, aggregate_id) DO NOTHING"
+);
+
+/// Of DEAD rows: that nobody is to decide about a key because of it.
+pub(in super::super) const HEADS_NO_CLOSED_KEY: &str = concat!(
+    "(SELECT k.head_seq FROM ",
+    keys!(),
+    " AS k WHERE k.state = 2 AND k.aggregate_type = coalesce({table}.aggregate_type, '__GLOBAL__') \
+     AND k.aggregate_id = {table}.aggregate_id) IS NOT {table}.seq AND "
 );
 
 /// Makes time pass for leases.

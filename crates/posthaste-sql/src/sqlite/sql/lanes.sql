@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS {schema}"{name}_key" (
     aggregate_type TEXT NOT NULL,
     aggregate_id TEXT NOT NULL,
     lane INTEGER NOT NULL,
-    -- 1 blocked, 2 parked.
+    -- 1 let go on, 2 parked.
     state INTEGER NOT NULL,
     head_seq INTEGER NOT NULL,
     head_id TEXT NOT NULL,

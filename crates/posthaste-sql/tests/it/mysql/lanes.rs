@@ -169,6 +169,37 @@ async fn a_settlement_waits_for_a_lease_under_way_and_is_refused() {
 }
 
 #[tokio::test]
+async fn a_writer_has_the_same_name_when_he_has_prepared_his_transaction() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    store.prepare_lanes().await.unwrap();
+    let mine = leased(&store, "a").await;
+    // Its name is known to the whole server.
+    let prepared = format!("posthaste {:x}", fastrand::u64(..));
+    let say = |what: &str| sqlx::raw_sql(sqlx::AssertSqlSafe(format!("XA {what} '{prepared}'")));
+    let mut writer = database.connection().await;
+    say("START").execute(&mut writer).await.unwrap();
+    let insert = "INSERT INTO outbox_event (event_id, event_type, payload, aggregate_type, aggregate_id, available_at, created_at) \
+                  VALUES ('prepared', 'X', '{}', 'Order', '7', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))";
+    sqlx::raw_sql(insert).execute(&mut writer).await.unwrap();
+    let open = async || {
+        let open = read(&store, "a", &mine, ALL).await.open;
+        open.into_iter().filter(|writer| !writer.0.starts_with("moment")).collect::<Vec<_>>()
+    };
+    let named = open().await;
+    assert_eq!(named.len(), 1, "{named:?}");
+    say("END").execute(&mut writer).await.unwrap();
+    say("PREPARE").execute(&mut writer).await.unwrap();
+    assert_eq!(open().await, named);
+    write(&store, [event("next", "8")]).await;
+    assert_eq!(open().await, named);
+    assert_eq!(read(&store, "a", &mine, ALL).await.rows.len(), 1);
+    say("COMMIT").execute(&mut writer).await.unwrap();
+    assert_eq!(open().await, []);
+    assert_eq!(read(&store, "a", &mine, ALL).await.rows.len(), 2);
+}
+
+#[tokio::test]
 async fn a_read_stands_for_numbers_without_rows_for_a_while() {
     let database = Database::new().await;
     let store = database.store().await;

@@ -344,6 +344,43 @@ async fn the_lane_of_an_event_is_that_of_its_row() {
 }
 
 #[tokio::test]
+async fn a_writer_has_the_same_name_when_he_has_prepared_his_transaction() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    store.prepare_lanes().await.unwrap();
+    let mine = leased(&store, "a").await;
+    let mut writer = database.connection().await;
+    writer
+        .execute("BEGIN; INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('prepared', 'X', '{}')")
+        .await
+        .unwrap();
+    let open = async || read(&store, "a", &mine, ALL).await.open;
+    let named = open().await;
+    assert_eq!(named.len(), 1, "{named:?}");
+    // Its name is known to the whole server.
+    let prepared = scalar::<String>(&store, "SELECT current_database()::text").await;
+    let say = |what: &str| sqlx::AssertSqlSafe(format!("{what} '{prepared}'"));
+    writer.execute(say("PREPARE TRANSACTION")).await.unwrap();
+    assert_eq!(open().await, named);
+    // The connection goes on with another one, or ends.
+    writer
+        .execute("BEGIN; INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('next', 'X', '{}')")
+        .await
+        .unwrap();
+    let both = open().await;
+    assert!(both.len() == 2 && both.contains(&named[0]), "{both:?}");
+    writer.execute("COMMIT").await.unwrap();
+    drop(writer);
+    assert_eq!(open().await, named);
+    let found = read(&store, "a", &mine, ALL).await;
+    assert_eq!(found.rows.len(), 1);
+    let mut other = database.connection().await;
+    other.execute(say("COMMIT PREPARED")).await.unwrap();
+    let found = read(&store, "a", &mine, ALL).await;
+    assert_eq!((found.rows.len(), found.open), (2, Vec::new()));
+}
+
+#[tokio::test]
 async fn every_writer_that_is_open_is_named_and_nobody_else() {
     let database = Database::new().await;
     let store = database.store().await;

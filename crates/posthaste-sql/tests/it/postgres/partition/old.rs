@@ -107,6 +107,29 @@ impl Subscriber for Warnings {
 }
 
 #[tokio::test]
+async fn an_old_partition_is_kept_for_the_head_of_a_closed_key() {
+    let database = Database::new().await;
+    let store = daily(&database).await;
+    store.prepare_lanes().await.unwrap();
+    for days_ago in [5, 6] {
+        make(&store, days_ago).await;
+        insert(&store, &format!("dead {days_ago}"), DEAD, days_ago, Some(days_ago)).await;
+    }
+    sql(
+        &store,
+        "INSERT INTO outbox_event_key (aggregate_type, aggregate_id, lane, state, head_seq, head_id, since) \
+         SELECT 'Order', '7', 0, 2, seq, event_id, now() FROM outbox_event WHERE event_id = 'dead 5'",
+    )
+    .await;
+    let kept = Purge { dead_after: Some(2 * DAY), ..Purge::default() };
+    assert_eq!(store.maintain(&kept).await.unwrap().dropped, 1);
+    assert_eq!(all_ids(&database).await, ["dead 5"]);
+    // Somebody has decided.
+    sql(&store, "UPDATE outbox_event_key SET state = 1").await;
+    assert_eq!(store.maintain(&kept).await.unwrap().dropped, 1);
+}
+
+#[tokio::test]
 async fn an_old_partition_with_pending_rows_is_warned_of_once_for_each_number() {
     let database = Database::new().await;
     let store = daily(&database).await;
