@@ -11,7 +11,8 @@ use super::{Gate, within};
 use crate::event::EventId;
 use crate::store::{
     AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, LaneHolders, Lease,
-    Maintained, NewRow, Page, Purge, Record, Redrive, RelayStore, Settled, Settlement, StalledKey, WriteStore,
+    Maintained, NewRow, Page, Pause, Paused, Purge, Record, Redrive, RelayStore, Settled, Settlement, StalledKey,
+    WriteStore,
 };
 
 /// A store around another, whose calls fail or wait when [`Faults`] says so.
@@ -390,5 +391,17 @@ impl<S: AdminStore> AdminStore for Faulty<S> {
 
     fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         self.inner.skip_head(key)
+    }
+
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
+        self.inner.pauses()
+    }
+
+    fn pause<'a>(&'a self, what: &'a Paused, reason: Option<&'a str>) -> BoxFuture<'a, Result<bool, Error>> {
+        self.inner.pause(what, reason)
+    }
+
+    fn resume<'a>(&'a self, what: &'a Paused) -> BoxFuture<'a, Result<bool, Error>> {
+        self.inner.resume(what)
     }
 }
