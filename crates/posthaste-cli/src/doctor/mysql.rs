@@ -91,7 +91,7 @@ async fn look_at_privileges(
     if patient.settings.order.ordered.is_some() && are_there(connection, table).await? {
         for (suffix, column) in [("_lane", "epoch"), ("_relay", "until"), ("_key", "until")] {
             let on = quoted(table, suffix, '`');
-            let insert = format!("INSERT INTO {on} ({column}) SELECT {column} FROM {on} WHERE FALSE");
+            let insert = format!("INSERT INTO {on} SELECT * FROM {on} WHERE FALSE");
             tried.extend([select(&on), update(&on, &[column]), delete(&on), ("INSERT", on, insert)]);
         }
     }

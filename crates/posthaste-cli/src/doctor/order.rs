@@ -27,8 +27,8 @@ const PREPARE: &str = "posthaste migrate up --lanes";
 #[derive(Default)]
 pub(super) struct InOrder {
     ordered: Option<Ordered>,
-    /// Whether relays are there that own lanes.
-    pub(super) has_relays: bool,
+    /// How many relays are there that own lanes.
+    pub(super) relays: usize,
     /// Aggregates of which nothing is delivered until somebody decides.
     pub(super) parked: HashSet<Key>,
 }
@@ -63,7 +63,7 @@ pub(super) async fn look(database: &Database, settings: &Settings, found: &mut F
     look_at_lanes(database, &holders, found).await?;
     let parked = look_at_keys(store, &holders, found).await?;
     let theirs = holders.relays.iter().find_map(|relay| relay.ordered.clone());
-    Ok(InOrder { ordered: theirs.or_else(|| wanted.clone()), has_relays: !holders.relays.is_empty(), parked })
+    Ok(InOrder { ordered: theirs.or_else(|| wanted.clone()), relays: holders.relays.len(), parked })
 }
 
 /// A relay that has something else in order than those that are there does not start.
@@ -80,10 +80,6 @@ fn look_at_relays(holders: &LaneHolders, settings: &Settings, found: &mut Findin
             settings.order.shown()
         );
         found.problem("order", what, format!("say relay.ordered = {theirs}, or end that relay first"));
-    }
-    if settings.order.ordered.is_some() {
-        let count = holders.relays.len();
-        found.fine_unless_found("order", format!("{count} relay(s) are there, and none has anything else in order"));
     }
 }
 

@@ -1,6 +1,6 @@
 //! What may be wrong with an outbox on PostgreSQL.
 
-use posthaste::{PgStore, TableName};
+use posthaste::{Partitions, PgStore, TableName};
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::finding::Findings;
@@ -77,30 +77,31 @@ async fn look_at_indexes(
     table: &str,
     found: &mut Findings,
 ) -> Result<(), sqlx::Error> {
-    let rows = sqlx::query(
-        "SELECT c.relname, i.indisvalid AND i.indisready, i.indisprimary, \
-         (SELECT relkind = 'p' FROM pg_class WHERE oid = i.indrelid) \
-         FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = to_regclass($1)",
+    let there: Vec<(String, bool)> = sqlx::query_as(
+        "SELECT c.relname::text, i.indisvalid AND i.indisready FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid \
+         WHERE i.indrelid = to_regclass($1)",
     )
     .bind(table)
     .fetch_all(&mut *connection)
     .await?;
-    let there: Vec<(String, bool, bool)> = rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
     let in_parts: bool =
         sqlx::query_scalar("SELECT coalesce((SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass($1)), FALSE)")
             .bind(table)
             .fetch_one(&mut *connection)
             .await?;
-    let script = store.migration_sql();
+    let script = match in_parts {
+        true => store.clone().partitioned(Partitions::daily()).migration_sql(),
+        false => store.migration_sql(),
+    };
     for statement in index_statements(&script) {
         let Some(name) = statement.split('"').nth(1) else { continue };
         // Those of a partition are made with it.
         if !statement.contains(&format!("ON {table} ")) {
             continue;
         }
-        match there.iter().find(|(other, ..)| other == name) {
-            Some((_, true, _)) => {}
-            Some((_, false, _)) => {
+        match there.iter().find(|(other, _)| other == name) {
+            Some((_, true)) => {}
+            Some((_, false)) => {
                 let fix = format!("REINDEX INDEX CONCURRENTLY \"{name}\"");
                 found.problem("indexes", format!("the index {name} is not valid, so nothing is found by it"), fix);
             }
@@ -111,13 +112,22 @@ async fn look_at_indexes(
             }
         }
     }
-    if !in_parts && !there.iter().any(|(_, _, primary)| *primary) {
-        let fix = format!("ALTER TABLE {table} ADD PRIMARY KEY (event_id)");
-        found.problem(
-            "indexes",
-            "there is no primary key, so ids may be taken twice and settlements walk the table",
-            fix,
-        );
+    // Each partition has its own.
+    let keyless = sqlx::query_as::<_, (String, bool, bool)>(AssertSqlSafe(format!(
+        "SELECT c.oid::regclass::text, NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary), \
+         NOT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] \
+          WHERE i.indrelid = c.oid AND i.indisunique AND i.indnkeyatts = 1 AND a.attname = 'seq') \
+         FROM pg_class c WHERE c.relkind = 'r' AND c.oid IN {ITS_PARTS} ORDER BY 1"
+    )));
+    for (of, lacks_key, lacks_seq) in keyless.bind(table).fetch_all(&mut *connection).await? {
+        if lacks_key {
+            let what = format!("{of} has no primary key, so ids may be taken twice and settlements walk the table");
+            found.problem("indexes", what, format!("ALTER TABLE {of} ADD PRIMARY KEY (event_id)"));
+        }
+        if lacks_seq && in_parts {
+            let what = format!("{of} has no index on seq alone, so settlements walk the table");
+            found.problem("indexes", what, format!("CREATE UNIQUE INDEX CONCURRENTLY ON {of} (seq)"));
+        }
     }
     found.fine_unless_found("indexes", "all are there and valid");
     Ok(())

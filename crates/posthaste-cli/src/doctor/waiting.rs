@@ -65,6 +65,10 @@ pub(super) async fn look(
     seen.map_err(|failed| failed.error)?;
     each.tell_of_pauses(found);
     each.tell_of_leases(found);
+    if in_order.is_some() {
+        let relays = in_order.relays;
+        found.fine_unless_found("order", format!("{relays} relay(s) are there, and none has anything else in order"));
+    }
     let held = each.held.values().sum::<u64>() + each.parked;
     each.left.judge(settings, Some(held), found);
     Ok(())
@@ -183,7 +187,7 @@ impl<'a> Each<'a> {
 
     /// Relays that own lanes lease no single events, and whoever does delivers out of order beside them.
     fn tell_of_leases(&self, found: &mut Findings) {
-        if self.in_order.has_relays && !self.owners.is_empty() {
+        if self.in_order.relays > 0 && !self.owners.is_empty() {
             let owners = self.owners.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
             let what =
                 format!("{owners} leases events one by one beside relays that own lanes: these come out of order");

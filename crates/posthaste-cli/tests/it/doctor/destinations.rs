@@ -129,8 +129,8 @@ fn queues_are_looked_at_and_not_declared() {
     let name = unique("doctor");
     let queue = |kind: &str| format!("{name}-{kind}");
     let destination = |kind: &str, more: &str| {
-        let (url, to) = (variable("POSTHASTE_TEST_RABBITMQ_URL"), queue(kind));
-        format!("[destination.{kind}]\ntype = \"rabbitmq\"\nurl = \"{url}\"\nto = \"{to}\"\n{more}")
+        let to = queue(kind);
+        format!("[destination.{kind}]\ntype = \"rabbitmq\"\nurl = \"env:RABBIT\"\nto = \"{to}\"\n{more}")
     };
     let kinds = ["kept", "lost", "missing", "declared", "exchange"];
     let here = Place::with(
@@ -143,7 +143,8 @@ fn queues_are_looked_at_and_not_declared() {
             format!("[[route]]\nto = {kinds:?}\n"),
         ]
         .concat(),
-    );
+    )
+    .variable("RABBIT", &variable("POSTHASTE_TEST_RABBITMQ_URL"));
     here.ok(&["migrate", "up"]);
     assert!(rabbit(&format!("c.queue_declare('{}', durable=True)", queue("kept"))));
     assert!(rabbit(&format!("c.queue_declare('{}', durable=False)", queue("lost"))));

@@ -297,6 +297,18 @@ async fn partitions_are_looked_at_one_by_one() {
         assert_fine(&findings, check);
     }
     let mut connection = PgConnection::connect(&url).await.unwrap();
+    for lost in [
+        "DROP INDEX outbox_event_pending",
+        "ALTER TABLE outbox_event_default DROP CONSTRAINT outbox_event_default_pkey",
+        "DROP INDEX outbox_event_default_seq_idx",
+    ] {
+        say(&mut connection, lost).await;
+        let (status, findings) = found(&here, &["--no-destinations"]);
+        let (_, fix) = bad(&findings, "indexes");
+        assert_eq!(status, 1, "{findings:#?}");
+        say(&mut connection, fix).await;
+        assert_fine(&found(&here, &["--no-destinations"]).1, "indexes");
+    }
     say(&mut connection, "ALTER TABLE outbox_event_default SET (autovacuum_enabled = off)").await;
     let (_, findings) = found(&here, &["--no-destinations"]);
     let (what, fix) = bad(&findings, "autovacuum");
