@@ -3,6 +3,7 @@
 use posthaste::Event;
 use posthaste::store::{self, AdminStore, Lane, RelayStore};
 use posthaste::{MySqlStore, PgStore, Scheme, SqliteStore};
+use sqlx::sqlite::SqlitePoolOptions;
 
 use crate::settings;
 
@@ -48,27 +49,45 @@ impl Database {
         })
     }
 
-    /// Connects to one that is there already: whoever only looks makes no new file by it.
-    pub(crate) async fn open_existing(settings: &settings::Database) -> Result<Self, store::Error> {
-        if let Some(file) = settings.missing_file() {
-            let reason = format!("there is no {file} in this directory, and no other database is given");
-            return Err(store::Error::Schema { table: settings.table.clone(), reason });
-        }
-        Self::open_ready(settings).await
+    /// Connects to one that is there, and leaves it as it is: the file of SQLite keeps its journal.
+    pub(crate) async fn open_as_it_is(settings: &settings::Database) -> Result<Self, store::Error> {
+        let Some(options) = settings.file() else { return Self::open(settings).await };
+        let options = options.create_if_missing(false);
+        let connected = SqlitePoolOptions::new().max_connections(1).connect_with(options).await;
+        let pool = connected.map_err(|error| store::Error::Unavailable(error.into()))?;
+        Ok(Self::Sqlite(SqliteStore::new(pool).with_table(&*settings.table)?))
     }
 
-    /// Connects to one whose table is there and up to date, or is brought there.
-    pub(crate) async fn open_ready(settings: &settings::Database) -> Result<Self, store::Error> {
+    /// Connects to one that is there already, with a table that is up to date. Whoever is no relay makes no new file by it, and
+    /// changes no table, whatever the settings say of that: only a relay and `migrate` do.
+    pub(crate) async fn open_existing(settings: &settings::Database) -> Result<Self, store::Error> {
+        if let Some(reason) = settings.missing_file() {
+            return Err(store::Error::Schema { table: settings.table.clone(), reason });
+        }
         let database = Self::open(settings).await?;
-        database.check_schema(settings).await?;
+        database.check_version(settings).await?;
         Ok(database)
     }
 
-    /// Brings the table up to date if the settings say so, and checks that it is.
-    pub(crate) async fn check_schema(&self, settings: &settings::Database) -> Result<(), store::Error> {
-        if settings.migrate {
-            return self.migrate().await;
+    /// The same for whoever writes. A file in this directory that nobody has named is made for him.
+    pub(crate) async fn open_to_write(settings: &settings::Database) -> Result<Self, store::Error> {
+        if !(settings.migrate && settings.is_here()) {
+            return Self::open_existing(settings).await;
         }
+        let database = Self::open(settings).await?;
+        database.migrate().await?;
+        Ok(database)
+    }
+
+    /// Brings the table up to date if the settings say so, and checks that it is. For relays.
+    pub(crate) async fn make_ready(&self, settings: &settings::Database) -> Result<(), store::Error> {
+        match settings.migrate {
+            true => self.migrate().await,
+            false => self.check_version(settings).await,
+        }
+    }
+
+    async fn check_version(&self, settings: &settings::Database) -> Result<(), store::Error> {
         match self.pending_migration_sql().await?.is_empty() {
             true => Ok(()),
             false => Err(store::Error::Schema {

@@ -3,14 +3,16 @@
 mod destinations;
 mod finding;
 mod mysql;
+mod order;
 mod postgres;
 mod sqlite;
+mod waiting;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use posthaste::Timestamp;
 use posthaste::store;
+use posthaste::{TableName, Timestamp};
 
 use crate::database::Database;
 use crate::exit::{Failed, Status};
@@ -25,7 +27,7 @@ const CLOCKS: Duration = Duration::from_secs(2);
 
 /// Look for what is wrong: with the database, its table, what holds it back, and the destinations.
 ///
-/// Nothing is changed. Each finding says what to do. Which checks there are depends on the database; what could not be checked, for
+/// Nothing is changed, and nothing is made: no file, no table, no queue. Each finding says what to do. Which checks there are depends on the database; what could not be checked, for
 /// lack of a privilege, is told, too.
 ///
 /// Exit status: 0 if nothing is wrong, 1 if something is, 3 if the settings are.
@@ -52,6 +54,14 @@ struct Patient<'a> {
     long_transaction: Duration,
 }
 
+impl Patient<'_> {
+    /// Whether a relay with these settings deletes events.
+    fn deletes(&self) -> bool {
+        let options = &self.settings.relay;
+        self.settings.database.delete_done || options.retention_done.is_some() || options.retention_dead.is_some()
+    }
+}
+
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let settings = Given::read(&args.flags, &[], std::env::vars())?.settings()?;
     let patient = Patient { settings: &settings, long_transaction: args.long_transaction };
@@ -67,15 +77,10 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
 
 async fn look_at_database(patient: &Patient<'_>, found: &mut Findings) {
     let settings = &patient.settings.database;
-    if let Some(file) = settings.missing_file() {
-        found.problem(
-            "connection",
-            format!("there is no {file} in this directory, and no other database is given"),
-            "posthaste init, or database.url",
-        );
-        return;
+    if let Some(reason) = settings.missing_file() {
+        return found.problem("connection", reason, "posthaste init, or database.url");
     }
-    let database = match Database::open(settings).await {
+    let database = match Database::open_as_it_is(settings).await {
         Ok(database) => database,
         Err(error) => {
             let url = crate::settings::shown(&settings.url);
@@ -89,19 +94,42 @@ async fn look_at_database(patient: &Patient<'_>, found: &mut Findings) {
     };
     found.fine("connection", crate::settings::shown(&settings.url));
     let is_there = look_at_schema(&database, found).await;
-    let looked = match &database {
-        Database::Postgres(store) => postgres::look(store, patient, is_there, found).await,
-        Database::MySql(store) => mysql::look(store, patient, is_there, found).await,
-        Database::Sqlite(store) => sqlite::look(store, patient, is_there, found).await,
-    };
-    if let Err(error) = looked {
+    if let Err(error) = look_closer(&database, patient, is_there, found).await {
         found.problem(
             "database",
-            format!("not everything could be looked at: {error}"),
+            format!("not everything could be looked at: {}", crate::text(&error)),
             "see what the error says, and try again",
         );
     }
     database.close().await;
+}
+
+/// Looks at the server, and at the table if there is one.
+async fn look_closer(
+    database: &Database,
+    patient: &Patient<'_>,
+    is_there: bool,
+    found: &mut Findings,
+) -> anyhow::Result<()> {
+    match database {
+        Database::Postgres(store) => {
+            if postgres::is_standby(store, found).await? {
+                return Ok(());
+            }
+            look_at_clock(postgres::clock(store).await?, found);
+            postgres::look(store, patient, is_there, found).await?;
+        }
+        Database::MySql(store) => {
+            look_at_clock(mysql::clock(store).await?, found);
+            mysql::look(store, patient, is_there, found).await?;
+        }
+        Database::Sqlite(store) => sqlite::look(store, is_there, found).await?,
+    }
+    if is_there && !found.has("privileges") {
+        let in_order = order::look(database, patient.settings, found).await?;
+        waiting::look(database, patient.settings, &in_order, found).await?;
+    }
+    Ok(())
 }
 
 /// Whether the table is there, so that more can be asked of it.
@@ -137,8 +165,24 @@ async fn look_at_schema(database: &Database, found: &mut Findings) -> bool {
     }
 }
 
-/// Judges what the clock of the database says, asked between two moments of ours.
-fn look_at_clock(asked_at: Timestamp, said: Timestamp, answered_at: Timestamp, found: &mut Findings) {
+/// What the clock of a database says, asked between two moments of ours.
+struct Clock {
+    asked_at: Timestamp,
+    said: Timestamp,
+    answered_at: Timestamp,
+}
+
+impl Clock {
+    /// Asks, twice: the first answer may have waited for more than the way.
+    async fn ask(mut question: impl AsyncFnMut() -> Result<i64, sqlx::Error>) -> Result<Self, sqlx::Error> {
+        question().await?;
+        let asked_at = Timestamp::now();
+        let said = Timestamp::from_micros(question().await?);
+        Ok(Self { asked_at, said, answered_at: Timestamp::now() })
+    }
+}
+
+fn look_at_clock(Clock { asked_at, said, answered_at }: Clock, found: &mut Findings) {
     let off = if said < asked_at { asked_at.since(said) } else { said.since(answered_at) };
     if off > CLOCKS {
         let direction = if said < asked_at { "behind" } else { "ahead of" };
@@ -153,46 +197,23 @@ fn look_at_clock(asked_at: Timestamp, said: Timestamp, answered_at: Timestamp, f
     }
 }
 
-/// Rows whose leases ran out, and rows that are due and nobody has.
-struct Waiting {
-    expired: i64,
-    /// Since when the oldest of them is out, in seconds.
-    expired_for: f64,
-    owner: Option<String>,
-    due: i64,
-    /// How long the oldest of them is due, in seconds.
-    due_for: f64,
+/// The statements of the migrations that make an index, without the comments before them.
+fn index_statements(script: &str) -> impl Iterator<Item = &str> {
+    script.split(';').filter_map(|statement| {
+        let start = statement.find("CREATE INDEX").or_else(|| statement.find("CREATE UNIQUE INDEX"))?;
+        Some(statement[start..].trim())
+    })
 }
 
-/// How long something may be due before somebody should have taken it.
-fn patience(settings: &Settings) -> Duration {
-    (settings.relay.poll_interval * 3).max(Duration::from_secs(15))
+/// The name of a table, or of one beside it, as SQL has it. It holds nothing but letters, digits and underscores.
+fn quoted(table: &TableName, suffix: &str, quote: char) -> String {
+    let schema = table.schema().map_or_else(String::new, |schema| format!("{quote}{schema}{quote}."));
+    format!("{schema}{quote}{}{suffix}{quote}", table.name())
 }
 
-impl Waiting {
-    fn judge(self, settings: &Settings, found: &mut Findings) {
-        let Self { expired, expired_for, owner, due, due_for } = self;
-        let patience = patience(settings).as_secs_f64();
-        if expired > 0 {
-            let owner = owner.as_deref().map(posthaste::store::Lease::owner_of).unwrap_or("nobody known").to_owned();
-            let what =
-                format!("{expired} event(s) have leases that ran out, the oldest {expired_for:.0} s ago, of {owner}");
-            let fix = "a relay takes them over at its next poll: see that one runs (posthaste relay), and that nothing is paused";
-            found.warning("leases", what, fix);
-        } else {
-            found.fine("leases", "no lease has run out");
-        }
-        if due > 0 && due_for > patience {
-            let what = format!("{due} event(s) are due and nobody has claimed them, the oldest for {due_for:.0} s");
-            found.warning(
-                "relays",
-                what,
-                "see that a relay runs (posthaste relay), and that it can keep up (posthaste stats)",
-            );
-        } else {
-            found.fine("relays", "nothing that is due waits for long");
-        }
-    }
+fn index_is_missing(name: &str, fix: String, found: &mut Findings) {
+    let what = format!("the index {name} is missing, so claims or lists fail, or walk the whole table");
+    found.problem("indexes", what, fix);
 }
 
 #[cfg(test)]
@@ -206,7 +227,7 @@ mod tests {
             [(0, 0, 0, Level::Fine), (0, 30, 60, Level::Fine), (0, 3, 0, Level::Warning), (10, 0, 11, Level::Warning)]
         {
             let mut found = Findings::default();
-            look_at_clock(at(asked), at(said), at(answered), &mut found);
+            look_at_clock(Clock { asked_at: at(asked), said: at(said), answered_at: at(answered) }, &mut found);
             assert_eq!(found.worst(), level, "{asked} {said} {answered}");
         }
     }

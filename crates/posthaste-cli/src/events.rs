@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Subcommand;
-use posthaste::store::{Cursor, Filter, Order, Page, Pause, Paused, Record, Store};
+use posthaste::store::{Cursor, Filter, Order, Page, Pause, Record, Store};
 use posthaste::{Event, EventBuilder, EventId, Outbox, Status};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -137,7 +137,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let given = Given::read(&args.flags, &[], std::env::vars())?;
     let settings = given.database()?;
     let database = match args.command {
-        Command::Write(_) => Database::open_ready(&settings).await?,
+        Command::Write(_) => Database::open_to_write(&settings).await?,
         _ => Database::open_existing(&settings).await?,
     };
     let ended = match args.command {
@@ -196,10 +196,7 @@ fn add_way(document: &mut Value, record: &Record, event: &Event, settings: &Sett
     };
     let to: Vec<&str> = route.to.iter().map(|&place| &*settings.destinations[place].name).collect();
     if !record.state.status.is_final() {
-        let holds = |pause: &&Pause| match &pause.what {
-            Paused::Route(name) => *name == route.name,
-            Paused::Destination(name) => to.contains(&&**name),
-        };
+        let holds = |pause: &&Pause| settings.holds(&pause.what, route);
         let held: Vec<String> = pauses.iter().filter(holds).map(|pause| pause.what.to_string()).collect();
         if !held.is_empty() {
             document["paused"] = held.join(", ").into();

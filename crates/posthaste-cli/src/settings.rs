@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use posthaste::Options;
+use posthaste::store::Paused;
 use serde::Deserialize;
 
 pub(crate) use database::Database;
@@ -84,6 +85,16 @@ pub(crate) struct Settings {
     pub(crate) telemetry: Telemetry,
     pub(crate) destinations: Vec<Destination>,
     pub(crate) routes: Arc<[Route]>,
+}
+
+impl Settings {
+    /// Whether that pause keeps events from a route: one of its own, or of a destination that it leads to.
+    pub(crate) fn holds(&self, paused: &Paused, route: &Route) -> bool {
+        match paused {
+            Paused::Route(name) => *name == route.name,
+            Paused::Destination(name) => route.to.iter().any(|&place| self.destinations[place].name == *name),
+        }
+    }
 }
 
 /// What a relay says of itself.

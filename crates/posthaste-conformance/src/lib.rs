@@ -48,6 +48,8 @@ pub mod insert;
 #[doc(hidden)]
 pub mod lane_store;
 #[doc(hidden)]
+pub mod pause;
+#[doc(hidden)]
 pub mod settle;
 #[doc(hidden)]
 pub mod table;
@@ -223,6 +225,11 @@ macro_rules! store_tests {
                 case_36_chunks,
                 case_36_append_only,
                 case_36_scheduled,
+            }
+            pause {
+                case_96_kept_until_resumed,
+                case_96_names_of_any_look,
+                case_97_heeded_by_every_relay,
             }
             routing {
                 case_40_most_exact_route,

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use crate::event::{Event, EventId};
 use crate::store::{
     AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, Lane, LaneHolders,
-    LaneLease, LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive,
-    RelayOfLanes, RelayStore, Renewed, Settled, Settlement, StalledKey, WriteStore,
+    LaneLease, LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Pause, Paused, Purge, ReadLanes, Record,
+    Redrive, RelayOfLanes, RelayStore, Renewed, Settled, Settlement, StalledKey, WriteStore,
 };
 use crate::time::Timestamp;
 
@@ -50,6 +50,8 @@ pub struct MemoryStore {
 struct Shared {
     table: Mutex<Table>,
     clock: Mutex<Clock>,
+    /// In the order in which they were said.
+    pauses: Mutex<Vec<Pause>>,
 }
 
 #[derive(Debug)]
@@ -62,7 +64,8 @@ struct Clock {
 impl Default for MemoryStore {
     fn default() -> Self {
         let clock = Clock { started_at: Timestamp::now(), started: Instant::now(), ahead: Duration::ZERO };
-        Self { shared: Arc::new(Shared { table: Mutex::default(), clock: Mutex::new(clock) }), deletes_done: false }
+        let shared = Shared { table: Mutex::default(), clock: Mutex::new(clock), pauses: Mutex::default() };
+        Self { shared: Arc::new(shared), deletes_done: false }
     }
 }
 
@@ -128,6 +131,10 @@ impl MemoryStore {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.shared.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kept_pauses(&self) -> MutexGuard<'_, Vec<Pause>> {
+        self.shared.pauses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -402,6 +409,31 @@ impl AdminStore for MemoryStore {
 
     fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(async move { Ok(self.table().reopen(key, true, self.now())) })
+    }
+
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
+        Box::pin(async move { Ok(self.kept_pauses().clone()) })
+    }
+
+    fn pause<'a>(&'a self, what: &'a Paused, reason: Option<&'a str>) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move {
+            let since = self.now();
+            let mut pauses = self.kept_pauses();
+            let is_new = pauses.iter().all(|pause| pause.what != *what);
+            if is_new {
+                pauses.push(Pause { what: what.clone(), reason: reason.map(str::to_owned), since });
+            }
+            Ok(is_new)
+        })
+    }
+
+    fn resume<'a>(&'a self, what: &'a Paused) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move {
+            let mut pauses = self.kept_pauses();
+            let before = pauses.len();
+            pauses.retain(|pause| pause.what != *what);
+            Ok(pauses.len() < before)
+        })
     }
 
     fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {

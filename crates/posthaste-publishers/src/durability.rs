@@ -20,7 +20,6 @@ impl Concern {
         Self { what: what.into(), fix: fix.into(), is_mistake: true }
     }
 
-    #[cfg(any(feature = "nats", feature = "redis"))]
     pub(crate) fn choice(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { what: what.into(), fix: fix.into(), is_mistake: false }
     }

@@ -93,6 +93,11 @@ impl NdjsonOptions {
         self
     }
 
+    /// The file that lines go to; nothing for standard output.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
     /// Sets whether a line counts as written only when it is on disk. Costs a write to the disk for each batch. Default: no,
     /// since what is for people need not survive a power cut. Standard output cannot be synced; there it means nothing.
     #[must_use]

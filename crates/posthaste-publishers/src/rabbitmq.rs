@@ -140,6 +140,10 @@ impl Rabbit {
                 ),
                 "delete it, and declare it with durable = true",
             )],
+            None if self.0.options.queues.iter().any(|declared| declared.name == queue) => vec![Concern::choice(
+                format!("there is no queue {queue:?} yet: whoever sends to it declares it, as these options say"),
+                "start a relay, or declare it before",
+            )],
             None => vec![Concern::mistake(
                 format!("there is no queue {queue:?}: messages for it come back, and wait"),
                 "declare it, with durable = true",

@@ -62,6 +62,7 @@
 mod address;
 mod endpoint;
 mod options;
+mod reach;
 mod request;
 mod signature;
 
@@ -197,6 +198,21 @@ impl Webhook {
     /// How long a batch takes at most.
     fn longest(&self) -> Duration {
         SPELL + self.inner.options.time_limit + FINISHING
+    }
+
+    /// Connects to the host of a URL as a request would, TLS included, and leaves again: no request is sent. So it is known that
+    /// somebody is there and is who he should be, and not what he says to an event.
+    ///
+    /// # Errors
+    /// When nothing is sent to such URLs, as [`check_address`](Publisher::check_address) says; when nobody is there within the time
+    /// for connecting, or he cannot be trusted; when the address is not public and that was not allowed.
+    pub async fn reach(&self, url: &str) -> Result<(), PublishError> {
+        let options = &self.inner.options;
+        let url = request::url(url, options)?;
+        match timeout(options.connect_timeout, reach::connect(&url, options)).await {
+            Ok(connected) => connected,
+            Err(_) => Err(PublishError::outage(format!("nobody has answered within {:?}", options.connect_timeout))),
+        }
     }
 
     /// The URLs that answered 410, to which nothing is sent any more.

@@ -128,6 +128,23 @@ impl Server {
         Ok(server)
     }
 
+    /// Starts a standby of a running PostgreSQL: a copy that follows it, and takes no writes.
+    ///
+    /// # Errors
+    /// When the other is no PostgreSQL, cannot be copied, or the copy does not start.
+    pub async fn standby_of(primary: &Self, options: &ServerOptions) -> anyhow::Result<Self> {
+        if primary.kind != Kind::Postgres {
+            bail!("a standby is made of PostgreSQL only, not of {}", primary.kind.name());
+        }
+        let directory = Directory::new(options.disk)?;
+        postgres::copy(&directory, primary.port).await?;
+        let (kind, options) = (Kind::Postgres, options.clone());
+        let mut server = Self { kind, port: 0, url: String::new(), options, process: None, directory };
+        server.start_on_free_port().await?;
+        server.url = server.url_at(server.addr());
+        Ok(server)
+    }
+
     /// Where its database is, for sqlx.
     pub fn url(&self) -> &str {
         &self.url

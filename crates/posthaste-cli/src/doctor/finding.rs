@@ -63,6 +63,13 @@ impl Findings {
         self.0.push(Finding { level, check, what, fix: Some(fix) });
     }
 
+    /// Says that nothing is wrong, unless something was found in this check.
+    pub(super) fn fine_unless_found(&mut self, check: &str, what: impl Into<String>) {
+        if !self.has(check) {
+            self.fine(check, what);
+        }
+    }
+
     /// Whether something was found in this check already that is not fine.
     pub(super) fn has(&self, check: &str) -> bool {
         self.0.iter().any(|finding| finding.check == check && finding.level > Level::Fine)

@@ -1,13 +1,22 @@
 //! What may be wrong with an outbox on MySQL or MariaDB.
 
-use posthaste::{MySqlStore, TableName, Timestamp};
+use posthaste::{MySqlStore, TableName};
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::finding::Findings;
-use super::{Patient, Waiting, look_at_clock};
+use super::{Clock, Patient, index_is_missing, quoted};
 
 /// From how many undone changes on the server is behind with tidying up.
 const HISTORY: i64 = 1_000_000;
+
+/// What of a row a relay changes.
+const CHANGED: [&str; 7] = ["status", "attempts", "available_at", "done_at", "last_error", "locked_by", "locked_at"];
+
+pub(super) async fn clock(store: &MySqlStore) -> Result<Clock, sqlx::Error> {
+    const CLOCK: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
+    let mut connection = store.pool().acquire().await?;
+    Clock::ask(async || sqlx::query_scalar(CLOCK).fetch_one(&mut *connection).await).await
+}
 
 pub(super) async fn look(
     store: &MySqlStore,
@@ -17,37 +26,16 @@ pub(super) async fn look(
 ) -> Result<(), sqlx::Error> {
     let mut connection = store.pool().acquire().await?.detach();
     let connection = &mut connection;
-    let table = quoted(store.table());
-    look_at_clocks(connection, found).await?;
     if is_there {
-        look_at_indexes(connection, store.table(), &table, found).await?;
-        look_at_privileges(connection, patient, &table, found).await;
+        look_at_indexes(connection, store.table(), found).await?;
+        look_at_privileges(connection, patient, store.table(), found).await?;
     }
-    look_at_transactions(connection, patient, found).await?;
-    if is_there && !found.has("privileges") {
-        look_at_waiting(connection, patient, &table, found).await?;
-    }
-    Ok(())
-}
-
-fn quoted(table: &TableName) -> String {
-    let schema = table.schema().map_or_else(String::new, |schema| format!("`{schema}`."));
-    format!("{schema}`{}`", table.name())
-}
-
-async fn look_at_clocks(connection: &mut MySqlConnection, found: &mut Findings) -> Result<(), sqlx::Error> {
-    const CLOCK: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
-    sqlx::query_scalar::<_, i64>(CLOCK).fetch_one(&mut *connection).await?;
-    let asked_at = Timestamp::now();
-    let said: i64 = sqlx::query_scalar(CLOCK).fetch_one(&mut *connection).await?;
-    look_at_clock(asked_at, Timestamp::from_micros(said), Timestamp::now(), found);
-    Ok(())
+    look_at_transactions(connection, patient, found).await
 }
 
 async fn look_at_indexes(
     connection: &mut MySqlConnection,
     table: &TableName,
-    quoted: &str,
     found: &mut Findings,
 ) -> Result<(), sqlx::Error> {
     let there: Vec<String> = sqlx::query_scalar(
@@ -70,12 +58,10 @@ async fn look_at_indexes(
             Some("_stage") => "stage, stage_at, seq, status",
             _ => "aggregate_id",
         };
-        let what = format!("the index {index} is missing, so claims fail, or walk the whole table");
-        found.problem("indexes", what, format!("ALTER TABLE {quoted} ADD {definition} `{index}` ({columns})"));
+        let quoted = quoted(table, "", '`');
+        index_is_missing(&index, format!("ALTER TABLE {quoted} ADD {definition} `{index}` ({columns})"), found);
     }
-    if !found.has("indexes") {
-        found.fine("indexes", "all are there");
-    }
+    found.fine_unless_found("indexes", "all are there");
     Ok(())
 }
 
@@ -83,27 +69,52 @@ async fn look_at_indexes(
 async fn look_at_privileges(
     connection: &mut MySqlConnection,
     patient: &Patient<'_>,
-    table: &str,
+    table: &TableName,
     found: &mut Findings,
-) {
-    let options = &patient.settings.relay;
-    let deletes =
-        patient.settings.database.delete_done || options.retention_done.is_some() || options.retention_dead.is_some();
-    let pauses = format!("{}_pause`", &table[..table.len() - 1]);
-    let tried = [
-        (true, "SELECT", table, format!("SELECT status FROM {table} WHERE FALSE")),
-        (true, "UPDATE", table, format!("UPDATE {table} SET locked_by = NULL WHERE FALSE")),
-        (deletes, "DELETE", table, format!("DELETE FROM {table} WHERE FALSE")),
-        (true, "SELECT", &*pauses, format!("SELECT kind FROM {pauses} WHERE FALSE")),
-    ];
-    for (_, privilege, on, statement) in tried.into_iter().filter(|(is_needed, ..)| *is_needed) {
-        if let Err(error) = sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *connection).await {
-            let what = format!("a relay needs {privilege} on {on}, and is refused: {error}");
-            found.problem("privileges", what, format!("GRANT {privilege} ON {on} TO this user"));
+) -> Result<(), sqlx::Error> {
+    let user: String = sqlx::query_scalar("SELECT CURRENT_USER()").fetch_one(&mut *connection).await?;
+    let user = match user.rsplit_once('@') {
+        Some((name, host)) => format!("'{}'@'{}'", name.replace('\'', "''"), host.replace('\'', "''")),
+        None => format!("'{user}'"),
+    };
+    let (events, pauses) = (quoted(table, "", '`'), quoted(table, "_pause", '`'));
+    let update = |on: &str, columns: &[&str]| {
+        let same: Vec<String> = columns.iter().map(|column| format!("{column} = {column}")).collect();
+        ("UPDATE", on.to_owned(), format!("UPDATE {on} SET {} WHERE FALSE", same.join(", ")))
+    };
+    let select = |on: &str| ("SELECT", on.to_owned(), format!("SELECT 1 FROM {on} WHERE FALSE"));
+    let delete = |on: &str| ("DELETE", on.to_owned(), format!("DELETE FROM {on} WHERE FALSE"));
+    let mut tried = vec![select(&events), update(&events, &CHANGED), select(&pauses)];
+    if patient.deletes() {
+        tried.push(delete(&events));
+    }
+    if patient.settings.order.ordered.is_some() && are_there(connection, table).await? {
+        for (suffix, column) in [("_lane", "epoch"), ("_relay", "until"), ("_key", "until")] {
+            let on = quoted(table, suffix, '`');
+            let insert = format!("INSERT INTO {on} SELECT * FROM {on} WHERE FALSE");
+            tried.extend([select(&on), update(&on, &[column]), delete(&on), ("INSERT", on, insert)]);
         }
     }
-    if !found.has("privileges") {
-        found.fine("privileges", "this user may do what a relay does");
+    for (privilege, on, statement) in tried {
+        match sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *connection).await {
+            Err(error @ sqlx::Error::Database(_)) => {
+                let what = format!("a relay needs {privilege} on {on}, and is refused: {error}");
+                found.problem("privileges", what, format!("GRANT {privilege} ON {on} TO {user}"));
+            }
+            tried => drop(tried?),
+        }
+    }
+    found.fine_unless_found("privileges", "this user may do what a relay does");
+    Ok(())
+}
+
+/// Whether the tables of lanes are there. Who has no privilege on them at all is told so by the server as well.
+async fn are_there(connection: &mut MySqlConnection, table: &TableName) -> Result<bool, sqlx::Error> {
+    const NO_SUCH_TABLE: &str = "42S02";
+    let asked = format!("SELECT 1 FROM {} WHERE FALSE", quoted(table, "_lane", '`'));
+    match sqlx::raw_sql(AssertSqlSafe(asked)).execute(connection).await {
+        Err(sqlx::Error::Database(error)) => Ok(error.code().as_deref() != Some(NO_SUCH_TABLE)),
+        asked => asked.map(|_| true),
     }
 }
 
@@ -143,34 +154,20 @@ async fn look_at_transactions(
         let what = format!("{history} old versions of rows wait to be purged, which claims walk over");
         found.warning("transactions", what, "end long transactions; give purging more threads: innodb_purge_threads");
     }
-    if !found.has("transactions") {
-        found.fine("transactions", format!("none is open for more than {:?}", patient.long_transaction));
-    }
+    found.fine_unless_found("transactions", format!("none is open for more than {:?}", patient.long_transaction));
     Ok(())
 }
 
-async fn look_at_waiting(
-    connection: &mut MySqlConnection,
-    patient: &Patient<'_>,
-    table: &str,
-    found: &mut Findings,
-) -> Result<(), sqlx::Error> {
-    let sql = format!(
-        "SELECT CAST(COALESCE(SUM(age > ?), 0) AS SIGNED), CAST(COALESCE(MAX(age) - ?, 0) AS DOUBLE), \
-         MIN(IF(age > ?, locked_by, NULL)), CAST(COALESCE(SUM(due >= 0), 0) AS SIGNED), CAST(COALESCE(MAX(due), 0) AS DOUBLE) \
+/// Asks for [`Figures`](super::waiting::Figures).
+pub(super) fn waiting(table: &TableName, lease: f64) -> String {
+    let table = quoted(table, "", '`');
+    format!(
+        "SELECT CAST(COALESCE(SUM(age > {lease}), 0) AS SIGNED), CAST(COALESCE(MAX(age) - {lease}, 0) AS DOUBLE), \
+         MIN(IF(age > {lease}, locked_by, NULL)), CAST(COALESCE(SUM(due >= 0), 0) AS SIGNED), \
+         CAST(COALESCE(MAX(due), 0) AS DOUBLE), \
+         TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6)) \
          FROM (SELECT locked_by, TIMESTAMPDIFF(MICROSECOND, locked_at, UTC_TIMESTAMP(6)) / 1e6 AS age, \
                IF(locked_by IS NULL, TIMESTAMPDIFF(MICROSECOND, available_at, UTC_TIMESTAMP(6)) / 1e6, NULL) AS due \
                FROM {table} WHERE stage = 0) AS pending"
-    );
-    let lease = patient.settings.relay.lease.as_secs_f64();
-    let row = sqlx::query(AssertSqlSafe(sql)).bind(lease).bind(lease).bind(lease).fetch_one(&mut *connection).await?;
-    let waiting = Waiting {
-        expired: row.get(0),
-        expired_for: row.get(1),
-        owner: row.get(2),
-        due: row.get(3),
-        due_for: row.get(4),
-    };
-    waiting.judge(patient.settings, found);
-    Ok(())
+    )
 }

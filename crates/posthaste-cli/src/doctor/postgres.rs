@@ -1,10 +1,10 @@
 //! What may be wrong with an outbox on PostgreSQL.
 
-use posthaste::{PgStore, TableName, Timestamp};
+use posthaste::{Partitions, PgStore, TableName};
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::finding::Findings;
-use super::{Patient, Waiting, look_at_clock};
+use super::{Clock, Patient, index_is_missing, index_statements, quoted};
 use crate::output::cut;
 
 /// Dead rows that autovacuum leaves alone by itself, whatever the table.
@@ -13,11 +13,43 @@ const DEAD_ROWS: i64 = 10_000;
 /// What a slot that nobody reads may hold before it is more than a warning.
 const HELD_LOG: i64 = 1 << 30;
 
+/// How large an index and a table may be whatever is in them.
+const SMALL_INDEX: i64 = 64 << 20;
+const SMALL_TABLE: i64 = 256 << 20;
+
 /// How long one question may take: the doctor must not be what holds others up.
 const PATIENCE: &str = "SET statement_timeout = '15s'; SET lock_timeout = '1s'";
 
 /// What of a row a relay changes.
 const CHANGED: [&str; 7] = ["status", "attempts", "available_at", "done_at", "last_error", "locked_by", "locked_at"];
+
+/// The table and its partitions.
+const ITS_PARTS: &str =
+    "(SELECT to_regclass($1)::oid UNION SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass($1))";
+
+/// A connection that does not go back to the pool, on which no question takes long.
+pub(super) async fn connection(store: &PgStore) -> Result<PgConnection, sqlx::Error> {
+    let mut connection = store.pool().acquire().await?.detach();
+    sqlx::raw_sql(PATIENCE).execute(&mut connection).await?;
+    Ok(connection)
+}
+
+/// Whether the server takes no writes, which is told.
+pub(super) async fn is_standby(store: &PgStore, found: &mut Findings) -> Result<bool, sqlx::Error> {
+    let is_standby: bool =
+        sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut connection(store).await?).await?;
+    if is_standby {
+        let what = "this server is a standby, which takes no writes: nothing can be claimed or written here";
+        found.problem("server", what, "name the primary in database.url");
+    }
+    Ok(is_standby)
+}
+
+pub(super) async fn clock(store: &PgStore) -> Result<Clock, sqlx::Error> {
+    const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+    let mut connection = connection(store).await?;
+    Clock::ask(async || sqlx::query_scalar(CLOCK).fetch_one(&mut connection).await).await
+}
 
 pub(super) async fn look(
     store: &PgStore,
@@ -25,44 +57,17 @@ pub(super) async fn look(
     is_there: bool,
     found: &mut Findings,
 ) -> Result<(), sqlx::Error> {
-    let mut connection = store.pool().acquire().await?.detach();
+    let mut connection = connection(store).await?;
     let connection = &mut connection;
-    sqlx::raw_sql(PATIENCE).execute(&mut *connection).await?;
-    let (table, name) = (quoted(store.table()), store.table().name().to_owned());
-    if sqlx::query_scalar::<_, bool>("SELECT pg_is_in_recovery()").fetch_one(&mut *connection).await? {
-        let what = "this server is a standby, which takes no writes";
-        found.problem("server", what, "connect to the primary: check database.url, or add target_session_attrs");
-        return Ok(());
-    }
-    look_at_clocks(connection, found).await?;
     if is_there {
+        let table = quoted(store.table(), "", '"');
         look_at_indexes(connection, store, &table, found).await?;
-        look_at_privileges(connection, patient, &table, &name, found).await?;
+        look_at_privileges(connection, patient, store.table(), found).await?;
         look_at_vacuum(connection, &table, found).await?;
         look_at_bloat(connection, &table, found).await?;
     }
     look_at_transactions(connection, patient, found).await?;
-    look_at_slots(connection, found).await?;
-    if is_there && !found.has("privileges") {
-        look_at_waiting(connection, patient, &table, found).await?;
-    }
-    Ok(())
-}
-
-/// The name as SQL has it. It holds nothing but letters, digits and underscores.
-fn quoted(table: &TableName) -> String {
-    let schema = table.schema().map_or_else(String::new, |schema| format!("\"{schema}\"."));
-    format!("{schema}\"{}\"", table.name())
-}
-
-async fn look_at_clocks(connection: &mut PgConnection, found: &mut Findings) -> Result<(), sqlx::Error> {
-    const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
-    // The first answer may have waited for more than the way.
-    sqlx::query_scalar::<_, i64>(CLOCK).fetch_one(&mut *connection).await?;
-    let asked_at = Timestamp::now();
-    let said: i64 = sqlx::query_scalar(CLOCK).fetch_one(&mut *connection).await?;
-    look_at_clock(asked_at, Timestamp::from_micros(said), Timestamp::now(), found);
-    Ok(())
+    look_at_slots(connection, found).await
 }
 
 /// Those that the migrations make: whether they are there, and whether they can be used.
@@ -72,121 +77,120 @@ async fn look_at_indexes(
     table: &str,
     found: &mut Findings,
 ) -> Result<(), sqlx::Error> {
-    let rows = sqlx::query(
-        "SELECT c.relname, i.indisvalid AND i.indisready, i.indisprimary, \
-         (SELECT relkind = 'p' FROM pg_class WHERE oid = i.indrelid) \
-         FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = to_regclass($1)",
+    let there: Vec<(String, bool)> = sqlx::query_as(
+        "SELECT c.relname::text, i.indisvalid AND i.indisready FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid \
+         WHERE i.indrelid = to_regclass($1)",
     )
     .bind(table)
     .fetch_all(&mut *connection)
     .await?;
-    let there: Vec<(String, bool, bool)> = rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
     let in_parts: bool =
         sqlx::query_scalar("SELECT coalesce((SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass($1)), FALSE)")
             .bind(table)
             .fetch_one(&mut *connection)
             .await?;
-    let script = store.migration_sql();
-    for statement in script.split(';').filter_map(index_statement) {
+    let script = match in_parts {
+        true => store.clone().partitioned(Partitions::daily()).migration_sql(),
+        false => store.migration_sql(),
+    };
+    for statement in index_statements(&script) {
         let Some(name) = statement.split('"').nth(1) else { continue };
         // Those of a partition are made with it.
         if !statement.contains(&format!("ON {table} ")) {
             continue;
         }
-        match there.iter().find(|(other, ..)| other == name) {
-            Some((_, true, _)) => {}
-            Some((_, false, _)) => {
+        match there.iter().find(|(other, _)| other == name) {
+            Some((_, true)) => {}
+            Some((_, false)) => {
                 let fix = format!("REINDEX INDEX CONCURRENTLY \"{name}\"");
                 found.problem("indexes", format!("the index {name} is not valid, so nothing is found by it"), fix);
             }
             None => {
                 let fix =
                     if in_parts { statement.to_owned() } else { statement.replacen("INDEX", "INDEX CONCURRENTLY", 1) };
-                found.problem(
-                    "indexes",
-                    format!("the index {name} is missing, so claims or lists walk the whole table"),
-                    fix,
-                );
+                index_is_missing(name, fix, found);
             }
         }
     }
-    if !in_parts && !there.iter().any(|(_, _, primary)| *primary) {
-        let fix = format!("ALTER TABLE {table} ADD PRIMARY KEY (event_id)");
-        found.problem(
-            "indexes",
-            "there is no primary key, so ids may be taken twice and settlements walk the table",
-            fix,
-        );
+    // Each partition has its own.
+    let keyless = sqlx::query_as::<_, (String, bool, bool)>(AssertSqlSafe(format!(
+        "SELECT c.oid::regclass::text, NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary), \
+         NOT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] \
+          WHERE i.indrelid = c.oid AND i.indisunique AND i.indnkeyatts = 1 AND a.attname = 'seq') \
+         FROM pg_class c WHERE c.relkind = 'r' AND c.oid IN {ITS_PARTS} ORDER BY 1"
+    )));
+    for (of, lacks_key, lacks_seq) in keyless.bind(table).fetch_all(&mut *connection).await? {
+        if lacks_key {
+            let what = format!("{of} has no primary key, so ids may be taken twice and settlements walk the table");
+            found.problem("indexes", what, format!("ALTER TABLE {of} ADD PRIMARY KEY (event_id)"));
+        }
+        if lacks_seq && in_parts {
+            let what = format!("{of} has no index on seq alone, so settlements walk the table");
+            found.problem("indexes", what, format!("CREATE UNIQUE INDEX CONCURRENTLY ON {of} (seq)"));
+        }
     }
-    if !found.has("indexes") {
-        found.fine("indexes", "all are there and valid");
-    }
+    found.fine_unless_found("indexes", "all are there and valid");
     Ok(())
-}
-
-/// A statement that makes an index, without the comments before it.
-fn index_statement(statement: &str) -> Option<&str> {
-    let start = statement.find("CREATE INDEX").or_else(|| statement.find("CREATE UNIQUE INDEX"))?;
-    Some(statement[start..].trim())
 }
 
 /// What the user of this connection may do, which should be the one of the relay.
 async fn look_at_privileges(
     connection: &mut PgConnection,
     patient: &Patient<'_>,
-    table: &str,
-    name: &str,
+    table: &TableName,
     found: &mut Findings,
 ) -> Result<(), sqlx::Error> {
+    let (events, pauses) = (quoted(table, "", '"'), quoted(table, "_pause", '"'));
     let user: String = sqlx::query_scalar("SELECT quote_ident(current_user)").fetch_one(&mut *connection).await?;
-    let may = "SELECT has_table_privilege(to_regclass($1), $2)";
-    for (privilege, what) in [("SELECT", "read events"), ("INSERT", "write events")] {
-        let allowed: Option<bool> =
-            sqlx::query_scalar(may).bind(table).bind(privilege).fetch_one(&mut *connection).await?;
-        if allowed != Some(true) {
-            let (what, fix) = (format!("{user} may not {what}"), format!("GRANT {privilege} ON {table} TO {user}"));
-            match privilege {
-                // Whoever only relays needs no more.
-                "INSERT" => found.note("privileges of writers", what, fix),
-                _ => found.problem("privileges", what, fix),
+    // What is not there is no question of privileges.
+    let mut lacks = async |privilege: &str, on: &str| -> Result<bool, sqlx::Error> {
+        let may = sqlx::query_scalar("SELECT has_table_privilege(to_regclass($1), $2)").bind(on).bind(privilege);
+        let may: Option<bool> = may.fetch_one(&mut *connection).await?;
+        Ok(may == Some(false))
+    };
+    let mut refused = Vec::new();
+    if lacks("SELECT", &events).await? {
+        refused.push(("SELECT", &events, "read events".to_owned()));
+    }
+    if patient.deletes() && lacks("DELETE", &events).await? {
+        refused.push(("DELETE", &events, "delete events, which these settings ask for".to_owned()));
+    }
+    if lacks("SELECT", &pauses).await? {
+        refused.push(("SELECT", &pauses, "see what is paused, and a relay of his does not start".to_owned()));
+    }
+    let of_lanes = ["_lane", "_relay", "_key"].map(|suffix| quoted(table, suffix, '"'));
+    if patient.settings.order.ordered.is_some() {
+        for on in &of_lanes {
+            for privilege in ["SELECT", "INSERT", "UPDATE", "DELETE"] {
+                if lacks(privilege, on).await? {
+                    let what = format!("{privilege} on {on}, by which events are delivered in order");
+                    refused.push((privilege, on, what));
+                }
             }
         }
     }
+    for (privilege, on, what) in refused {
+        found.problem("privileges", format!("{user} may not {what}"), format!("GRANT {privilege} ON {on} TO {user}"));
+    }
+    // Whoever only relays needs no more.
+    if lacks("INSERT", &events).await? {
+        let fix = format!("GRANT INSERT ON {events} TO {user}");
+        found.note("privileges of writers", format!("{user} may not write events"), fix);
+    }
     let mut lacking = Vec::new();
     for column in CHANGED {
-        let allowed: Option<bool> = sqlx::query_scalar("SELECT has_column_privilege(to_regclass($1), $2, 'UPDATE')")
-            .bind(table)
-            .bind(column)
-            .fetch_one(&mut *connection)
-            .await?;
-        if allowed != Some(true) {
+        let may = sqlx::query_scalar("SELECT has_column_privilege(to_regclass($1), $2, 'UPDATE')");
+        let may: Option<bool> = may.bind(&events).bind(column).fetch_one(&mut *connection).await?;
+        if may == Some(false) {
             lacking.push(column);
         }
     }
     if !lacking.is_empty() {
         let columns = lacking.join(", ");
         let what = format!("{user} may not change {columns}, so it cannot claim or settle");
-        found.problem("privileges", what, format!("GRANT UPDATE ({columns}) ON {table} TO {user}"));
+        found.problem("privileges", what, format!("GRANT UPDATE ({columns}) ON {events} TO {user}"));
     }
-    let options = &patient.settings.relay;
-    if patient.settings.database.delete_done || options.retention_done.is_some() || options.retention_dead.is_some() {
-        let allowed: Option<bool> =
-            sqlx::query_scalar(may).bind(table).bind("DELETE").fetch_one(&mut *connection).await?;
-        if allowed != Some(true) {
-            let what = format!("{user} may not delete, which these settings ask for");
-            found.problem("privileges", what, format!("GRANT DELETE ON {table} TO {user}"));
-        }
-    }
-    let pauses = format!("{}{name}_pause\"", &table[..table.len() - name.len() - 1]);
-    let allowed: Option<bool> =
-        sqlx::query_scalar(may).bind(&pauses).bind("SELECT").fetch_one(&mut *connection).await?;
-    if allowed == Some(false) {
-        let what = format!("{user} may not see what is paused, and a relay of his does not start");
-        found.problem("privileges", what, format!("GRANT SELECT ON {pauses} TO {user}"));
-    }
-    if !found.has("privileges") {
-        found.fine("privileges", format!("{user} may do what a relay does"));
-    }
+    found.fine_unless_found("privileges", format!("{user} may do what a relay does"));
     Ok(())
 }
 
@@ -196,20 +200,21 @@ async fn look_at_vacuum(connection: &mut PgConnection, table: &str, found: &mut 
         let what = "autovacuum is off for the whole server: every row that was claimed or settled leaves a dead one";
         found.problem("autovacuum", what, "ALTER SYSTEM SET autovacuum = on; SELECT pg_reload_conf()");
     }
-    let disabled = sqlx::query_scalar::<_, String>(
-        "SELECT c.oid::regclass::text FROM pg_class c WHERE 'autovacuum_enabled=false' = ANY (c.reloptions) \
-         AND (c.oid = to_regclass($1) OR c.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass($1)))",
-    );
+    // The server keeps the word that was said: off, no, 0, false, or the beginning of one.
+    let disabled = sqlx::query_scalar::<_, String>(AssertSqlSafe(format!(
+        "SELECT c.oid::regclass::text FROM pg_class c, pg_options_to_table(c.reloptions) AS option \
+         WHERE CASE WHEN option_name = 'autovacuum_enabled' THEN NOT option_value::boolean ELSE FALSE END \
+         AND c.oid IN {ITS_PARTS} ORDER BY 1"
+    )));
     for of in disabled.bind(table).fetch_all(&mut *connection).await? {
         let fix = format!("ALTER TABLE {of} RESET (autovacuum_enabled)");
         found.problem("autovacuum", format!("autovacuum is off for {of}, which grows with every claim"), fix);
     }
-    let row = sqlx::query(
+    let row = sqlx::query(AssertSqlSafe(format!(
         "SELECT coalesce(sum(n_dead_tup), 0)::bigint, coalesce(sum(n_live_tup), 0)::bigint, \
          coalesce(extract(epoch FROM clock_timestamp() - max(greatest(last_autovacuum, last_vacuum))), -1)::float8 \
-         FROM pg_stat_all_tables WHERE relid = to_regclass($1) \
-         OR relid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass($1))",
-    );
+         FROM pg_stat_all_tables WHERE relid IN {ITS_PARTS}"
+    )));
     let row = row.bind(table).fetch_one(&mut *connection).await?;
     let (dead, live, ago): (i64, i64, f64) = (row.get(0), row.get(1), row.get(2));
     if dead > DEAD_ROWS && dead > live {
@@ -224,48 +229,51 @@ async fn look_at_vacuum(connection: &mut PgConnection, table: &str, found: &mut 
             ),
         );
     }
-    if !found.has("autovacuum") {
-        found.fine("autovacuum", format!("{dead} dead rows, {live} live ones"));
-    }
+    found.fine_unless_found("autovacuum", format!("{dead} dead rows, {live} live ones"));
     Ok(())
 }
 
-/// Indexes that are much larger than what is in them. Each entry of the one on what is pending comes and goes.
+/// Tables and indexes that are much larger than what is in them. Each entry of the index on what is pending comes and goes.
 async fn look_at_bloat(connection: &mut PgConnection, table: &str, found: &mut Findings) -> Result<(), sqlx::Error> {
-    let rows = sqlx::query(
-        "SELECT c.oid::regclass::text, pg_relation_size(c.oid), greatest(c.reltuples, 0)::bigint FROM pg_index i \
-         JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relkind = 'i' AND (i.indrelid = to_regclass($1) \
-         OR i.indrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass($1)))",
-    );
-    for row in rows.bind(table).fetch_all(&mut *connection).await? {
-        let (index, bytes, entries): (String, i64, i64) = (row.get(0), row.get(1), row.get(2));
+    // How much is in them is known since the last VACUUM or ANALYZE, and of rows how wide they are to who may read them.
+    let parts = sqlx::query_as::<_, (String, i64, i64, i64, bool)>(AssertSqlSafe(format!(
+        "SELECT c.oid::regclass::text, pg_relation_size(c.oid), c.reltuples::bigint, \
+         (SELECT coalesce(sum(avg_width), 0) FROM pg_stats \
+          WHERE schemaname = n.nspname AND tablename = c.relname AND NOT inherited)::bigint, \
+         c.reltuples = 0 OR (SELECT count(*) FROM pg_stats WHERE schemaname = n.nspname AND tablename = c.relname AND NOT inherited) \
+          = (SELECT count(*) FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped) \
+         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.oid IN {ITS_PARTS} ORDER BY 1"
+    )));
+    for (of, bytes, rows, width, is_known) in parts.bind(table).fetch_all(&mut *connection).await? {
+        // Half of every page is left free, on purpose.
+        let expected = rows.saturating_mul(width + 60).saturating_mul(2);
+        if bytes <= SMALL_TABLE {
+            continue;
+        }
+        let taken = format!("the table {of} takes {} MiB", bytes >> 20);
+        if rows < 0 || !is_known {
+            let what = format!("{taken}, and for how much cannot be seen: it has no statistics that are for this user");
+            found.note("bloat", what, format!("ANALYZE {of}, as its owner, and GRANT SELECT ON {of} to this user"));
+        } else if bytes > expected.saturating_mul(3) {
+            let what = format!("{taken} for about {rows} rows of {width} bytes");
+            let fix = format!("pg_repack, or VACUUM FULL {of} while no relay runs; and keep less (retention_done)");
+            found.warning("bloat", what, fix);
+        }
+    }
+    let indexes = sqlx::query_as::<_, (String, i64, i64, bool)>(AssertSqlSafe(format!(
+        "SELECT c.oid::regclass::text, pg_relation_size(c.oid), greatest(c.reltuples, 0)::bigint, \
+         coalesce(s.last_vacuum, s.last_autovacuum, s.last_analyze, s.last_autoanalyze) IS NOT NULL \
+         FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid LEFT JOIN pg_stat_all_tables s ON s.relid = i.indrelid \
+         WHERE c.relkind = 'i' AND i.indrelid IN {ITS_PARTS} ORDER BY 1"
+    )));
+    for (index, bytes, entries, is_known) in indexes.bind(table).fetch_all(&mut *connection).await? {
         // An entry takes about 40 bytes, and pages are half empty at worst in an index that is well.
-        if bytes > 64 << 20 && bytes / (entries + 1) > 400 {
+        if is_known && bytes > SMALL_INDEX && bytes / (entries + 1) > 400 {
             let what = format!("the index {index} takes {} MiB for about {entries} entries", bytes >> 20);
             found.warning("bloat", what, format!("REINDEX INDEX CONCURRENTLY {index}"));
         }
     }
-    let row = sqlx::query(
-        "SELECT pg_table_size(c.oid), greatest(c.reltuples, 0)::bigint, coalesce((SELECT sum(stawidth) FROM pg_statistic \
-         WHERE starelid = c.oid), 0)::bigint FROM pg_class c WHERE c.oid = to_regclass($1)",
-    );
-    // Statistics are for superusers and owners.
-    if let Ok(Some(row)) = row.bind(table).fetch_optional(&mut *connection).await {
-        let (bytes, rows, width): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
-        // Half of every page is left free, on purpose.
-        let expected = (rows * (width + 60)).saturating_mul(2);
-        if width > 0 && bytes > 256 << 20 && bytes > expected.saturating_mul(3) {
-            let what = format!("the table takes {} MiB for about {rows} rows of {width} bytes", bytes >> 20);
-            found.warning(
-                "bloat",
-                what,
-                format!("pg_repack, or VACUUM FULL {table} while no relay runs; and keep less (retention_done)"),
-            );
-        }
-    }
-    if !found.has("bloat") {
-        found.fine("bloat", "table and indexes are about as large as what is in them");
-    }
+    found.fine_unless_found("bloat", "table and indexes are about as large as what is in them");
     Ok(())
 }
 
@@ -317,9 +325,8 @@ async fn look_at_transactions(
             format!("COMMIT PREPARED or ROLLBACK PREPARED '{}'", gid.replace('\'', "''")),
         );
     }
-    if !found.has("transactions") {
-        found.fine("transactions", format!("none that is seen is open for more than {:?}", patient.long_transaction));
-    }
+    let none = format!("none that is seen is open for more than {:?}", patient.long_transaction);
+    found.fine_unless_found("transactions", none);
     Ok(())
 }
 
@@ -344,36 +351,21 @@ async fn look_at_slots(connection: &mut PgConnection, found: &mut Findings) -> R
             false => found.warning("slots", what, fix),
         }
     }
-    if !found.has("slots") {
-        found.fine("slots", "there is no replication slot that nobody reads");
-    }
+    found.fine_unless_found("slots", "there is no replication slot that nobody reads");
     Ok(())
 }
 
-async fn look_at_waiting(
-    connection: &mut PgConnection,
-    patient: &Patient<'_>,
-    table: &str,
-    found: &mut Findings,
-) -> Result<(), sqlx::Error> {
-    let sql = format!(
+/// Asks for [`Figures`](super::waiting::Figures).
+pub(super) fn waiting(table: &TableName, lease: f64) -> String {
+    let table = quoted(table, "", '"');
+    format!(
         "SELECT count(*) FILTER (WHERE expired), \
-         coalesce(max(extract(epoch FROM now - locked_at)) FILTER (WHERE expired) - $1, 0)::float8, \
+         coalesce(max(extract(epoch FROM now - locked_at)) FILTER (WHERE expired) - {lease}, 0)::float8, \
          min(locked_by) FILTER (WHERE expired), \
          count(*) FILTER (WHERE locked_by IS NULL AND available_at <= now), \
-         coalesce(max(extract(epoch FROM now - available_at)) FILTER (WHERE locked_by IS NULL AND available_at <= now), 0)::float8 \
-         FROM (SELECT available_at, locked_at, locked_by, now, coalesce(locked_at < now - make_interval(secs => $1), FALSE) \
+         coalesce(max(extract(epoch FROM now - available_at)) FILTER (WHERE locked_by IS NULL AND available_at <= now), 0)::float8, \
+         (extract(epoch FROM clock_timestamp()) * 1000000)::bigint \
+         FROM (SELECT available_at, locked_at, locked_by, now, coalesce(locked_at < now - make_interval(secs => {lease}), FALSE) \
                AS expired FROM {table}, (SELECT clock_timestamp() AS now) AS clock WHERE status IN (0, 2)) AS pending"
-    );
-    let query = sqlx::query(AssertSqlSafe(sql)).bind(patient.settings.relay.lease.as_secs_f64());
-    let row = query.fetch_one(&mut *connection).await?;
-    let waiting = Waiting {
-        expired: row.get(0),
-        expired_for: row.get(1),
-        owner: row.get(2),
-        due: row.get(3),
-        due_for: row.get(4),
-    };
-    waiting.judge(patient.settings, found);
-    Ok(())
+    )
 }

@@ -1,10 +1,10 @@
 //! What may be wrong with an outbox on SQLite.
 
 use posthaste::{SqliteStore, TableName, Timestamp};
-use sqlx::{AssertSqlSafe, Row, SqliteConnection};
+use sqlx::SqliteConnection;
 
 use super::finding::Findings;
-use super::{Patient, Waiting};
+use super::{index_is_missing, index_statements, quoted};
 
 /// From how large a log on somebody keeps it from being written back.
 const LARGE_LOG: u64 = 256 << 20;
@@ -12,17 +12,11 @@ const LARGE_LOG: u64 = 256 << 20;
 /// How large a file may be for all of it to be read.
 const READABLE: i64 = 1 << 30;
 
-pub(super) async fn look(
-    store: &SqliteStore,
-    patient: &Patient<'_>,
-    is_there: bool,
-    found: &mut Findings,
-) -> Result<(), sqlx::Error> {
+pub(super) async fn look(store: &SqliteStore, is_there: bool, found: &mut Findings) -> Result<(), sqlx::Error> {
     let mut connection = store.pool().acquire().await?;
     look_at_file(&mut connection, found).await?;
     if is_there {
         look_at_indexes(&mut connection, store, found).await?;
-        look_at_waiting(&mut connection, patient, store.table(), found).await?;
     }
     Ok(())
 }
@@ -51,9 +45,7 @@ async fn look_at_file(connection: &mut SqliteConnection, found: &mut Findings) -
             format!("the log beside the file has {} MiB: somebody reads for a long time, and keeps it", bytes >> 20);
         found.warning("journal", what, "end that transaction, then PRAGMA wal_checkpoint(TRUNCATE)");
     }
-    if !found.has("journal") {
-        found.fine("journal", format!("it is {mode:?}"));
-    }
+    found.fine_unless_found("journal", format!("it is {mode:?}"));
     let (pages, free, size): (i64, i64, i64) = (
         pragma(connection, "PRAGMA page_count").await?,
         pragma(connection, "PRAGMA freelist_count").await?,
@@ -86,41 +78,23 @@ async fn look_at_indexes(
         .fetch_all(&mut *connection)
         .await?;
     let script = store.migration_sql();
-    for statement in script.split(';').filter_map(|part| part.find("CREATE INDEX").map(|at| part[at..].trim())) {
+    for statement in index_statements(&script) {
         let Some(name) = statement.split(" ON ").next().and_then(|head| head.rsplit('"').nth(1)) else { continue };
         if !there.iter().any(|other| other == name) {
-            let what = format!("the index {name} is missing, so claims fail, or walk the whole table");
-            found.problem("indexes", what, statement.to_owned());
+            index_is_missing(name, statement.to_owned(), found);
         }
     }
-    if !found.has("indexes") {
-        found.fine("indexes", "all are there");
-    }
+    found.fine_unless_found("indexes", "all are there");
     Ok(())
 }
 
-async fn look_at_waiting(
-    connection: &mut SqliteConnection,
-    patient: &Patient<'_>,
-    table: &TableName,
-    found: &mut Findings,
-) -> Result<(), sqlx::Error> {
-    let schema = table.schema().map_or_else(String::new, |schema| format!("\"{schema}\"."));
-    let sql = format!(
-        "SELECT count(*) FILTER (WHERE age > ?1), coalesce(max(age) - ?1, 0.0), min(locked_by) FILTER (WHERE age > ?1), \
-         count(*) FILTER (WHERE due >= 0), coalesce(max(due), 0.0) FROM (SELECT locked_by, (?2 - locked_at) / 1e6 AS age, \
-         iif(locked_by IS NULL, (?2 - available_at) / 1e6, NULL) AS due FROM {schema}\"{}\" WHERE status IN (0, 2))",
-        table.name()
-    );
-    let query = sqlx::query(AssertSqlSafe(sql)).bind(patient.settings.relay.lease.as_secs_f64());
-    let row = query.bind(Timestamp::now().as_micros()).fetch_one(&mut *connection).await?;
-    let waiting = Waiting {
-        expired: row.get(0),
-        expired_for: row.get(1),
-        owner: row.get(2),
-        due: row.get(3),
-        due_for: row.get(4),
-    };
-    waiting.judge(patient.settings, found);
-    Ok(())
+/// Asks for [`Figures`](super::waiting::Figures).
+pub(super) fn waiting(table: &TableName, lease: f64) -> String {
+    let (table, now) = (quoted(table, "", '"'), Timestamp::now().as_micros());
+    format!(
+        "SELECT count(*) FILTER (WHERE age > {lease}), coalesce(max(age) - {lease}, 0.0), \
+         min(locked_by) FILTER (WHERE age > {lease}), count(*) FILTER (WHERE due >= 0), coalesce(max(due), 0.0), {now} \
+         FROM (SELECT locked_by, ({now} - locked_at) / 1e6 AS age, \
+         iif(locked_by IS NULL, ({now} - available_at) / 1e6, NULL) AS due FROM {table} WHERE status IN (0, 2))"
+    )
 }

@@ -60,7 +60,7 @@ impl Connected {
 
     /// One of them; if it is a file it need not be opened for a check.
     pub(crate) async fn new(destination: &Destination, for_use: bool) -> Result<Self, Failed> {
-        let wrong = |error: &dyn std::error::Error| Failed::from(destination.fault(crate::text_of(error)));
+        let wrong = |error: &dyn std::error::Error| wrong(destination, error);
         Ok(match &destination.target {
             Target::Lines(_) if !for_use => Self::Lines(Ndjson::stdout()),
             Target::Lines(options) => {
@@ -94,6 +94,26 @@ impl Connected {
                 Self::Webhook(publishers::Webhook::new(options.clone()).map_err(|error| wrong(&error))?)
             }
         })
+    }
+
+    /// One of them for whoever only looks: nothing is made at the other end, and nobody there is driven away.
+    pub(crate) async fn to_look(destination: &Destination) -> Result<Self, Failed> {
+        match &destination.target {
+            #[cfg(feature = "mqtt")]
+            Target::Mqtt(options) => {
+                // A broker ends the connection of who has the same id.
+                let options = options.clone().client_id(format!("posthaste-doctor-{:016x}", fastrand::u64(..)));
+                Ok(Self::Mqtt(publishers::Mqtt::connect(options).await.map_err(|error| wrong(destination, &error))?))
+            }
+            #[cfg(feature = "rabbitmq")]
+            Target::Rabbit(options) => {
+                let options = options.clone().declaring(false);
+                Ok(Self::Rabbit(
+                    publishers::Rabbit::connect(options).await.map_err(|error| wrong(destination, &error))?,
+                ))
+            }
+            _ => Self::new(destination, false).await,
+        }
     }
 
     /// Asks the other end whether it is there.
@@ -136,6 +156,11 @@ impl Connected {
             Self::Webhook(webhook) => finished(webhook.url(to), settings, with),
         }
     }
+}
+
+/// What is wrong with the settings of a destination.
+fn wrong(destination: &Destination, error: &dyn std::error::Error) -> Failed {
+    Failed::from(destination.fault(crate::text_of(error)))
 }
 
 /// A destination with everything that was set of it.

@@ -33,7 +33,7 @@ pub(super) async fn database(settings: &settings::Database, in_order: bool) -> R
         }
     };
     loop {
-        let checked = match database.check_schema(settings).await {
+        let checked = match database.make_ready(settings).await {
             Ok(()) if in_order => check_lanes(&database, settings).await,
             checked => checked,
         };
@@ -62,10 +62,9 @@ pub(super) async fn holds(holds: &Holds, database: &Database) -> Result<(), Fail
 
 /// Prepares the table for order if the settings say so, and checks that it is.
 async fn check_lanes(database: &Database, settings: &settings::Database) -> Result<(), store::Error> {
-    if settings.migrate {
-        return database.prepare_lanes().await;
-    }
+    // Whether it is prepared can be seen by who may not prepare it.
     match database.count_lanes().await {
+        Err(store::Error::Schema { .. }) if settings.migrate => database.prepare_lanes().await,
         Err(store::Error::Schema { table, .. }) => Err(store::Error::Schema {
             table,
             reason: "it is not prepared for order, for which it takes migrate up --lanes".to_owned(),

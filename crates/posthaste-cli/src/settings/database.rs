@@ -1,9 +1,8 @@
 //! Where the outbox is.
 
-use std::path::Path;
-
 use posthaste::TableName;
 use serde::Deserialize;
+use sqlx::sqlite::SqliteConnectOptions;
 
 use super::fault::{Fault, Origin};
 use super::value::Value;
@@ -38,10 +37,33 @@ impl Default for Database {
 }
 
 impl Database {
-    /// The file of an outbox that nobody has named and nobody has made yet.
-    pub(crate) fn missing_file(&self) -> Option<&'static str> {
-        let file = HERE.strip_prefix("sqlite:").filter(|_| self.url == HERE)?;
-        (!Path::new(file).exists()).then_some(file)
+    /// Whether the outbox is in the file of this directory where it is if nobody says.
+    pub(crate) fn is_here(&self) -> bool {
+        self.url == HERE
+    }
+
+    /// How to open the file of an outbox on SQLite, as it is.
+    pub(crate) fn file(&self) -> Option<SqliteConnectOptions> {
+        let (scheme, rest) = self.url.split_once(':')?;
+        let is_sqlite = scheme.eq_ignore_ascii_case("sqlite");
+        is_sqlite.then(|| format!("sqlite:{rest}").parse::<SqliteConnectOptions>().ok()).flatten()
+    }
+
+    /// Why there is nothing to look at, if there is no file of an outbox on SQLite yet.
+    pub(crate) fn missing_file(&self) -> Option<String> {
+        if self.url.contains(":memory:") || self.url.contains("mode=memory") {
+            return None;
+        }
+        let options = self.file()?;
+        let file = options.get_filename();
+        if file.exists() {
+            return None;
+        }
+        let file = file.display();
+        Some(match self.is_here() {
+            true => format!("there is no {file} in this directory, and no other database is given"),
+            false => format!("there is no file {file}"),
+        })
     }
 
     pub(super) fn of(given: Option<&Value>) -> Result<Self, Fault> {

@@ -264,6 +264,75 @@ fn whoever_only_looks_makes_no_database() {
     assert!(!here.path("posthaste.db").exists());
 }
 
+/// What the settings say of migrations is for relays.
+#[test]
+fn whoever_only_looks_changes_no_table() {
+    let url = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run scripts/test"));
+    for database in [None, Some("POSTHASTE_TEST_POSTGRES_URL"), Some("POSTHASTE_TEST_MYSQL_URL")] {
+        let here = Place::with("[database]\nmigrate = true\n[relay]\nordered = true\n");
+        let url = database.map_or_else(|| format!("sqlite:{}", here.path("shop.db").display()), url);
+        let table = format!("looked_at_{:x}", fastrand::u64(..));
+        let here = here.variable("POSTHASTE_DATABASE_URL", &url).variable("POSTHASTE_DATABASE_TABLE", &table);
+        let looks = || {
+            for command in [
+                &["stats"][..],
+                &["events", "list"],
+                &["events", "write", "--type", "Ticked", "{}"],
+                &["dead", "list"],
+                &["keys"],
+                &["purge", "--done-after", "1h"],
+                &["pause", "list"],
+                &["resume", "route", "x"],
+            ] {
+                let error = here.fails(5, command);
+                assert!(error.contains("posthaste migrate up does it"), "{command:?}: {error}");
+            }
+            assert_eq!(here.run(&["doctor", "--no-destinations"]).status.code(), Some(1));
+        };
+        looks();
+        assert!(!here.path("shop.db").exists(), "nobody has made it");
+        let status = here.run(&["migrate", "status"]);
+        assert_eq!(status.status.code(), Some(1));
+        assert!(
+            stdout(&status).contains("version 1: ") && stdout(&status).contains("version 2: "),
+            "{}",
+            stdout(&status)
+        );
+        looks();
+        // A relay does as it is told.
+        here.ok(&["relay", "--once"]);
+        assert_eq!(here.run(&["migrate", "status"]).status.code(), Some(0));
+        here.ok(&["events", "write", "--type", "Ticked", "{}"]);
+        assert_eq!(here.json(&["stats", "--output", "json"])["new"], 1);
+    }
+}
+
+/// A relay whose table is up to date needs no right to change it, whatever the settings say.
+#[tokio::test]
+async fn a_relay_that_may_migrate_starts_without_the_right_to_if_nothing_is_left_to_do() {
+    let url = crate::relay::postgres().await;
+    let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url);
+    here.ok(&["migrate", "up", "--lanes"]);
+    let role = format!("relay_{:x}", fastrand::u64(..));
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let grants = format!(
+        "CREATE ROLE {role} LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC; \
+         GRANT SELECT ON posthaste_migration, outbox_event_pause TO {role}; GRANT SELECT, UPDATE ON outbox_event TO {role}; \
+         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_event_lane, outbox_event_relay, outbox_event_key TO {role}"
+    );
+    sqlx::raw_sql(AssertSqlSafe(grants)).execute(&mut connection).await.unwrap();
+    let theirs = url.replacen("//postgres@", &format!("//{role}@"), 1);
+    assert_ne!(theirs, url);
+    for ordered in ["", "[relay]\nordered = true\n"] {
+        here.ok(&["events", "write", "--type", "Ticked", "{}"]);
+        let there =
+            Place::with(&format!("[database]\nmigrate = true\n{ordered}")).variable("POSTHASTE_DATABASE_URL", &theirs);
+        assert_eq!(there.ok(&["relay", "--once"]).lines().count(), 1);
+    }
+    let drop = format!("DROP OWNED BY {role}; DROP ROLE {role}");
+    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut connection).await.unwrap();
+}
+
 #[test]
 fn statistics_tell_what_waits_and_how_fast_it_goes() {
     let here = Place::new();

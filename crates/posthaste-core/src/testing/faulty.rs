@@ -11,7 +11,8 @@ use super::{Gate, within};
 use crate::event::EventId;
 use crate::store::{
     AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, LaneHolders, Lease,
-    Maintained, NewRow, Page, Purge, Record, Redrive, RelayStore, Settled, Settlement, StalledKey, WriteStore,
+    Maintained, NewRow, Page, Pause, Paused, Purge, Record, Redrive, RelayStore, Settled, Settlement, StalledKey,
+    WriteStore,
 };
 
 /// A store around another, whose calls fail or wait when [`Faults`] says so.
@@ -394,5 +395,17 @@ impl<S: AdminStore> AdminStore for Faulty<S> {
 
     fn give_up_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
         self.inner.give_up_head(key, head)
+    }
+
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
+        self.inner.pauses()
+    }
+
+    fn pause<'a>(&'a self, what: &'a Paused, reason: Option<&'a str>) -> BoxFuture<'a, Result<bool, Error>> {
+        self.inner.pause(what, reason)
+    }
+
+    fn resume<'a>(&'a self, what: &'a Paused) -> BoxFuture<'a, Result<bool, Error>> {
+        self.inner.resume(what)
     }
 }

@@ -129,8 +129,8 @@ impl Link {
     }
 
     async fn declare(&self, connection: &Connection) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let RabbitOptions { exchanges, queues, bindings, .. } = &self.options;
-        if exchanges.is_empty() && queues.is_empty() && bindings.is_empty() {
+        let RabbitOptions { exchanges, queues, bindings, declaring, .. } = &self.options;
+        if !declaring || (exchanges.is_empty() && queues.is_empty() && bindings.is_empty()) {
             return Ok(());
         }
         let channel = connection.create_channel().await?;

@@ -50,6 +50,8 @@ pub struct RabbitOptions {
     pub(super) queues: Vec<QueueOptions>,
     #[serde(default)]
     pub(super) bindings: Vec<BindingOptions>,
+    #[serde(skip, default = "yes")]
+    pub(super) declaring: bool,
 }
 
 fn default_name() -> String {
@@ -91,6 +93,7 @@ impl RabbitOptions {
             exchanges: Vec::new(),
             queues: Vec::new(),
             bindings: Vec::new(),
+            declaring: true,
         }
     }
 
@@ -158,6 +161,14 @@ impl RabbitOptions {
     #[must_use]
     pub fn heartbeat(mut self, interval: Duration) -> Self {
         self.heartbeat = interval;
+        self
+    }
+
+    /// Sets whether exchanges, queues and bindings are declared with each connection. Default true. Whoever only looks at a broker
+    /// makes nothing there without.
+    #[must_use]
+    pub fn declaring(mut self, declaring: bool) -> Self {
+        self.declaring = declaring;
         self
     }
 

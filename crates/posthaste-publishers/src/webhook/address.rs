@@ -11,6 +11,12 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 #[error("{0} is, or leads to, an address that is not public; allow private addresses if it should be reached")]
 pub(super) struct NotPublic(String);
 
+impl NotPublic {
+    pub(super) fn new(host: &str) -> Self {
+        Self(host.to_owned())
+    }
+}
+
 /// Finds the addresses of a name, and leaves out those that are not public.
 ///
 /// The connection is made to what it gives, so that a name cannot lead elsewhere after it was looked at.
@@ -22,7 +28,7 @@ impl Resolve for PublicOnly {
             let mut found = tokio::net::lookup_host((name.as_str(), 0)).await?.collect::<Vec<_>>();
             found.retain(|address| is_public(address.ip()));
             if found.is_empty() {
-                return Err(NotPublic(name.as_str().to_owned()).into());
+                return Err(NotPublic::new(name.as_str()).into());
             }
             Ok(Box::new(found.into_iter()) as Addrs)
         })
@@ -33,7 +39,7 @@ impl Resolve for PublicOnly {
 pub(super) fn written_as_private(url: &Url) -> Option<NotPublic> {
     let host = url.host_str()?;
     let address: IpAddr = host.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
-    (!is_public(address)).then(|| NotPublic(host.to_owned()))
+    (!is_public(address)).then(|| NotPublic::new(host))
 }
 
 /// Whether that was why a request was not sent.
@@ -43,7 +49,7 @@ pub(super) fn not_public(error: &(dyn Error + 'static)) -> Option<NotPublic> {
         .cloned()
 }
 
-fn is_public(address: IpAddr) -> bool {
+pub(super) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
         IpAddr::V6(address) => is_public_v6(address),

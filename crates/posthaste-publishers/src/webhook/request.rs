@@ -156,7 +156,7 @@ pub(super) fn check(to: &str, options: &WebhookOptions) -> Result<(), PublishErr
 }
 
 /// The option, or where the name leads, can be changed.
-fn private(refused: NotPublic) -> PublishError {
+pub(super) fn private(refused: NotPublic) -> PublishError {
     PublishError::retryable(refused)
 }
 

@@ -10,8 +10,8 @@ use super::sql::{BEGIN, DIALECT, IS_PARTITIONED, LOCK_MIGRATION, MIGRATIONS, PAR
 use crate::migrate::{Migration, pending, script};
 
 impl PgStore {
-    /// Creates the table, or upgrades it, in one transaction. Does nothing when it is up to date. Several processes may
-    /// do this at once. Makes the partitions that are missing, if the store is [`partitioned`](Self::partitioned).
+    /// Creates the table, or upgrades it, in one transaction. Does nothing when it is up to date, for which it is enough to be
+    /// allowed to read `posthaste_migration`. Several processes may do this at once. Makes the partitions that are missing, if the store is [`partitioned`](Self::partitioned).
     ///
     /// ```no_run
     /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
@@ -31,7 +31,9 @@ impl PgStore {
     /// # Cancellation
     /// Safe: nothing has happened, or all of it.
     pub async fn migrate(&self) -> Result<(), Error> {
-        self.alone(async |connection| self.migrate_in(connection).await).await?;
+        if !self.is_up_to_date().await? {
+            self.alone(async |connection| self.migrate_in(connection).await).await?;
+        }
         let Some(partitioned) = &self.partitioned else { return Ok(()) };
         match self.make_partitions(partitioned).await {
             Err(Error::Busy(error)) => {
@@ -41,6 +43,23 @@ impl PgStore {
             }
             made => made.map(drop),
         }
+    }
+
+    /// Whether nothing is left to do but for partitions. Most common, and often all that this user is allowed to see.
+    async fn is_up_to_date(&self) -> Result<bool, Error> {
+        let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;
+        let (migrations, applied) = self.known(&mut connection).await?;
+        Ok(pending(migrations, applied, self.table())?.next().is_none())
+    }
+
+    /// The migrations of the table, and how many of them it has.
+    async fn known(&self, connection: &mut PgConnection) -> Result<(&'static [Migration], i64), Error> {
+        let applied = match self.applied(connection).await {
+            // Nothing was ever migrated here.
+            Err(Error::Schema { .. }) => 0,
+            applied => applied?,
+        };
+        Ok((self.migrations(connection).await?, applied))
     }
 
     async fn migrate_in(&self, connection: &mut PgConnection) -> Result<(), Error> {
@@ -112,12 +131,7 @@ impl PgStore {
     /// As [`migrate`](Self::migrate) would.
     pub async fn pending_migration_sql(&self) -> Result<String, Error> {
         let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;
-        let applied = match self.applied(&mut connection).await {
-            // Nothing was ever migrated here.
-            Err(Error::Schema { .. }) => 0,
-            applied => applied?,
-        };
-        let migrations = self.migrations(&mut connection).await?;
+        let (migrations, applied) = self.known(&mut connection).await?;
         Ok(script(&DIALECT, self.table(), pending(migrations, applied, self.table())?))
     }
 

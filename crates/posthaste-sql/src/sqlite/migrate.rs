@@ -10,7 +10,7 @@ use super::tx::begin_immediate;
 use crate::migrate::{pending, script};
 
 impl SqliteStore {
-    /// Creates the table, or upgrades it, in one transaction. Does nothing when it is up to date. Several processes may
+    /// Creates the table, or upgrades it, in one transaction. Only reads when it is up to date. Several processes may
     /// do this at once.
     ///
     /// ```
@@ -30,6 +30,13 @@ impl SqliteStore {
     /// # Errors
     /// [`Error::Schema`] when the table was made by a newer release, or by somebody else.
     pub async fn migrate(&self) -> Result<(), Error> {
+        // Up to date is most common, and then nobody has to wait, nor be allowed to write.
+        match self.known().await {
+            Ok(applied) if pending(MIGRATIONS, applied, self.table())?.next().is_none() => return Ok(()),
+            // Somebody may be migrating just now, who is waited for below.
+            Ok(_) | Err(Error::Busy(_)) => {}
+            Err(error) => return Err(error),
+        }
         let _turn = self.gate.enter().await?;
         let mut patience = Patience::new();
         let mut tx = loop {
@@ -73,13 +80,16 @@ impl SqliteStore {
     /// # Errors
     /// As [`migrate`](Self::migrate) would.
     pub async fn pending_migration_sql(&self) -> Result<String, Error> {
+        Ok(script(&DIALECT, self.table(), pending(MIGRATIONS, self.known().await?, self.table())?))
+    }
+
+    /// The version of the table: none if nothing was ever migrated here.
+    async fn known(&self) -> Result<i64, Error> {
         let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;
-        let applied = match self.applied(&mut connection).await {
-            // Nothing was ever migrated here.
-            Err(Error::Schema { .. }) => 0,
-            applied => applied?,
-        };
-        Ok(script(&DIALECT, self.table(), pending(MIGRATIONS, applied, self.table())?))
+        match self.applied(&mut connection).await {
+            Err(Error::Schema { .. }) => Ok(0),
+            applied => applied,
+        }
     }
 
     async fn applied(&self, connection: &mut SqliteConnection) -> Result<i64, Error> {

@@ -5,7 +5,7 @@ use posthaste_sql::SqliteStore;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::task::JoinSet;
 
-use crate::support::{Database, claim, event, ids, write};
+use crate::support::{Database, assert_upgraded, claim, event, first_and_later, ids, rows_of_every_state, write};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_pools_may_open_and_migrate_a_new_file_at_once() {
@@ -47,6 +47,37 @@ async fn the_dry_run_prints_what_is_pending_and_what_it_prints_works() {
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(by_hand.pool()).await.unwrap();
     write(&by_hand, [event("1")]).await;
     assert_eq!(ids(&claim(&by_hand, 1).await.1), ["1"]);
+}
+
+#[tokio::test]
+async fn a_table_of_the_first_version_is_upgraded_with_its_rows() {
+    let database = Database::new();
+    let store = SqliteStore::open(database.path()).await.unwrap();
+    let script = store.migration_sql();
+    let (first, later) = first_and_later(&script);
+    let history = "CREATE TABLE posthaste_migration (table_name TEXT NOT NULL COLLATE NOCASE, version INTEGER NOT NULL, \
+                   name TEXT NOT NULL, applied_at INTEGER NOT NULL, PRIMARY KEY (table_name, version)); \
+                   INSERT INTO posthaste_migration VALUES ('outbox_event', 1, 'create the table', 1800000000000000)";
+    for sql in [first, history] {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(store.pool()).await.unwrap();
+    }
+    let before = rows_of_every_state(&store).await;
+    assert!(matches!(store.pauses().await, Err(Error::Schema { .. })), "it is of the first version");
+    assert_eq!(store.pending_migration_sql().await.unwrap(), later);
+    store.migrate().await.unwrap();
+    assert_eq!(store.pending_migration_sql().await.unwrap(), "");
+    assert_upgraded(&store, &before).await;
+}
+
+#[tokio::test]
+async fn what_is_up_to_date_is_migrated_by_who_may_only_read() {
+    let database = Database::new();
+    database.store().await.pool().close().await;
+    let options = SqliteConnectOptions::new().filename(database.path()).read_only(true);
+    let store = SqliteStore::new(SqlitePoolOptions::new().connect_with(options).await.unwrap());
+    store.migrate().await.unwrap();
+    let error = store.with_table("another").unwrap().migrate().await.unwrap_err();
+    assert!(!matches!(error, Error::Schema { .. }), "it cannot be made by who only reads: {error:?}");
 }
 
 #[tokio::test]

@@ -9,7 +9,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use posthaste_core::Event;
-use posthaste_core::store::{Action, Claim, Claimed, Error, Lease, NewRow, RelayStore, Settlement, WriteStore};
+use posthaste_core::store::{
+    Action, AdminStore, Claim, Claimed, Error, Filter, Lease, NewRow, Page, Paused, RelayStore, Settlement, WriteStore,
+};
 use posthaste_sql::SqliteStore;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
 use tempfile::TempDir;
@@ -110,6 +112,43 @@ pub(crate) fn settle_all(lease: &Lease, claimed: &Claimed, action: &Action) -> V
         ..Settlement::new(row.event.id().clone(), lease.clone(), action.clone())
     };
     claimed.rows.iter().map(settle).collect()
+}
+
+/// What the first migration does, and what those after it do.
+pub(crate) fn first_and_later(script: &str) -> (&str, &str) {
+    let later = script.find("version 2:").and_then(|at| script[..at].rfind("-- ")).expect("there is a second version");
+    script.split_at(later)
+}
+
+/// Writes rows that stand as rows of a running outbox do, and shows them all.
+pub(crate) async fn rows_of_every_state<S: WriteStore + RelayStore + AdminStore>(store: &S) -> String {
+    let dead = Action::Dead { error: "no".to_owned(), counts: true };
+    let retry = Action::Retry { delay: Duration::from_secs(3600), error: "later".to_owned() };
+    for (id, action) in [("done", Some(Action::Done)), ("dead", Some(dead)), ("retry", Some(retry)), ("leased", None)] {
+        write(store, [event(id)]).await;
+        let (lease, claimed) = claim(store, 1).await;
+        assert_eq!(ids(&claimed), [id]);
+        if let Some(action) = action {
+            store.settle(&settle_all(&lease, &claimed, &action)).await.unwrap();
+        }
+    }
+    write(store, [event("new")]).await;
+    shown(store).await
+}
+
+/// Every row, with everything that is in it.
+async fn shown<S: AdminStore>(store: &S) -> String {
+    format!("{:#?}", store.list(&Filter::default(), &Page { limit: 1000, ..Page::default() }).await.unwrap())
+}
+
+/// Fails unless what was there before an upgrade is there as it was, and what the upgrade is for works.
+pub(crate) async fn assert_upgraded<S: RelayStore + AdminStore>(store: &S, before: &str) {
+    assert_eq!(shown(store).await, before);
+    let orders = Paused::Route("orders".to_owned());
+    assert_eq!(store.pauses().await.unwrap(), []);
+    assert!(store.pause(&orders, Some("upgraded")).await.unwrap());
+    assert_eq!(store.pauses().await.unwrap()[0].what, orders);
+    assert_eq!(ids(&claim(store, 10).await.1), ["new"]);
 }
 
 /// An error and what is behind it.

@@ -1,7 +1,7 @@
 //! What is particular to PostgreSQL.
 
-use std::fs;
-use std::os::unix::fs::chown;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -27,13 +27,29 @@ pub(super) fn find() -> anyhow::Result<PathBuf> {
     )
 }
 
-/// Makes the data directory.
-pub(super) async fn prepare(directory: &Directory) -> anyhow::Result<()> {
+/// Makes an empty data directory, for its user alone.
+fn make_data(directory: &Directory) -> anyhow::Result<PathBuf> {
     let data = directory.data();
     fs::create_dir(&data)?;
+    fs::set_permissions(&data, Permissions::from_mode(0o700))?;
     if let Some(Account { uid, gid }) = account()? {
         chown(&data, Some(uid), Some(gid))?;
     }
+    Ok(data)
+}
+
+/// Fills it with a copy of the server at that port, which is to follow it.
+pub(super) async fn copy(directory: &Directory, port: u16) -> anyhow::Result<()> {
+    let data = make_data(directory)?;
+    let mut copy = Command::new(find()?.join("pg_basebackup"));
+    copy.args(["-h", "127.0.0.1", "-U", "postgres", "-R", "-X", "stream", "-c", "fast", "-N", "-p"]);
+    copy.arg(port.to_string()).arg("-D").arg(&data);
+    run_as(copy, account()?).await.context("pg_basebackup")
+}
+
+/// Makes the data directory.
+pub(super) async fn prepare(directory: &Directory) -> anyhow::Result<()> {
+    let data = make_data(directory)?;
     let mut initdb = Command::new(find()?.join("initdb"));
     initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N", "-D"]).arg(&data);
     run_as(initdb, account()?).await.context("initdb")

@@ -47,6 +47,28 @@ async fn keeps_what_was_committed(kind: Kind) {
 }
 
 #[tokio::test]
+async fn a_standby_follows_and_takes_no_writes() {
+    let options = ServerOptions::default().fsync(false);
+    let primary = Server::start(Kind::Postgres, &options).await.unwrap();
+    let mut client = Client::connect(Kind::Postgres, primary.url()).await.unwrap();
+    client.create_table().await.unwrap();
+    let standby = Server::standby_of(&primary, &options).await.unwrap();
+    assert_ne!(standby.port(), primary.port());
+    client.insert().await.unwrap();
+    let mut reader = Client::connect(Kind::Postgres, standby.url()).await.unwrap();
+    let began_at = std::time::Instant::now();
+    while reader.count().await.unwrap() < 1 {
+        assert!(began_at.elapsed() < std::time::Duration::from_secs(30), "it does not follow");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let error = reader.insert().await.unwrap_err();
+    assert!(error.to_string().contains("read-only"), "{error}");
+
+    let mariadb = Server::start(Kind::MariaDb, &options).await.unwrap();
+    assert!(Server::standby_of(&mariadb, &options).await.is_err());
+}
+
+#[tokio::test]
 async fn postgres_survives_a_full_disk() {
     survives_a_full_disk(Kind::Postgres).await;
 }

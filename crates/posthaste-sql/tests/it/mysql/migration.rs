@@ -5,7 +5,7 @@ use posthaste_sql::MySqlStore;
 use tokio::task::JoinSet;
 
 use super::{Database, execute};
-use crate::support::{claim, event, ids, settle_all, write};
+use crate::support::{assert_upgraded, claim, event, first_and_later, ids, rows_of_every_state, settle_all, write};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_processes_may_migrate_at_once() {
@@ -58,6 +58,27 @@ async fn the_dry_run_prints_what_is_pending_and_what_it_prints_works() {
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(by_hand.pool()).await.unwrap();
     write(&by_hand, [event("1")]).await;
     assert_eq!(ids(&claim(&by_hand, 1).await.1), ["1"]);
+}
+
+#[tokio::test]
+async fn a_table_of_the_first_version_is_upgraded_with_its_rows() {
+    let database = Database::new().await;
+    let store = database.empty().await;
+    let script = store.migration_sql();
+    let (first, later) = first_and_later(&script);
+    let history = "CREATE TABLE posthaste_migration (table_name VARCHAR(64) NOT NULL, version BIGINT NOT NULL, \
+                   name VARCHAR(255) NOT NULL, applied_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), \
+                   PRIMARY KEY (table_name, version)) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin; \
+                   INSERT INTO posthaste_migration (table_name, version, name) VALUES ('outbox_event', 1, 'create the table')";
+    for sql in [first, history] {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(store.pool()).await.unwrap();
+    }
+    let before = rows_of_every_state(&store).await;
+    assert!(matches!(store.pauses().await, Err(Error::Schema { .. })), "it is of the first version");
+    assert_eq!(store.pending_migration_sql().await.unwrap(), later);
+    store.migrate().await.unwrap();
+    assert_eq!(store.pending_migration_sql().await.unwrap(), "");
+    assert_upgraded(&store, &before).await;
 }
 
 #[tokio::test]

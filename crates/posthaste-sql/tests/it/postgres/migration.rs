@@ -5,7 +5,7 @@ use posthaste_sql::PgStore;
 use tokio::task::JoinSet;
 
 use super::support::{Database, claim, sql, write};
-use crate::support::{event, ids};
+use crate::support::{assert_upgraded, event, first_and_later, ids, rows_of_every_state};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_processes_may_migrate_at_once() {
@@ -26,6 +26,46 @@ async fn many_processes_may_migrate_at_once() {
             .await
             .unwrap();
     assert_eq!(history, [("outbox_event".to_owned(), 1), ("outbox_event".to_owned(), 2)]);
+}
+
+/// What the first release kept of its migrations.
+pub(super) const FIRST_HISTORY: &str = "CREATE TABLE posthaste_migration (table_name TEXT NOT NULL, version BIGINT NOT NULL, \
+    name TEXT NOT NULL, applied_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (table_name, version)); \
+    INSERT INTO posthaste_migration VALUES ('outbox_event', 1, 'create the table')";
+
+#[tokio::test]
+async fn a_table_of_the_first_version_is_upgraded_with_its_rows() {
+    let database = Database::new().await;
+    let store = database.empty().await;
+    let script = store.migration_sql();
+    let (first, later) = first_and_later(&script);
+    sql(&store, first).await;
+    sql(&store, FIRST_HISTORY).await;
+    let before = rows_of_every_state(&store).await;
+    assert!(matches!(store.pauses().await, Err(Error::Schema { .. })), "it is of the first version");
+    assert_eq!(store.pending_migration_sql().await.unwrap(), later);
+    store.migrate().await.unwrap();
+    assert_eq!(store.pending_migration_sql().await.unwrap(), "");
+    assert_upgraded(&store, &before).await;
+}
+
+#[tokio::test]
+async fn what_is_up_to_date_is_migrated_by_who_may_only_read() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let role = format!("reader_{:x}", fastrand::u64(..));
+    let make = format!(
+        "CREATE ROLE {role} LOGIN; GRANT SELECT ON posthaste_migration TO {role}; REVOKE CREATE ON SCHEMA public FROM PUBLIC"
+    );
+    sql(&store, make).await;
+    let pool = sqlx::postgres::PgPoolOptions::new().connect_with(database.options().username(&role)).await.unwrap();
+    let theirs = PgStore::new(pool);
+    let migrated = theirs.migrate().await;
+    let elsewhere = theirs.clone().with_table("another").unwrap().migrate().await;
+    theirs.close().await;
+    sql(&store, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+    migrated.unwrap();
+    assert!(matches!(elsewhere, Err(Error::Refused(_))), "{elsewhere:?}");
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod obstacle;
 mod old;
 mod plan;
 mod role;
+mod upgrade;
 
 use std::time::Duration;
 
