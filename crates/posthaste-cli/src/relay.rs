@@ -31,7 +31,7 @@ use crate::settings::{self, Flags, Given, Listen, Log, LogFormat, Settings};
 
 pub(crate) use connected::Connected;
 pub(crate) use holds::{Holds, kind};
-pub(crate) use router::registry;
+pub(crate) use router::{mistakes, registry};
 
 use condition::{Condition, Step};
 use endpoint::Endpoint;
