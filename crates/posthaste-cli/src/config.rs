@@ -7,7 +7,7 @@ use clap::Subcommand;
 use posthaste::Options;
 
 use crate::exit::{Failed, Status};
-use crate::relay::{Connected, Holds, registry};
+use crate::relay::{Connected, Holds, mistakes, registry};
 use crate::settings::{Flags, Given, Origin, Table, Value, hidden};
 
 /// Check the settings, or show them.
@@ -23,6 +23,8 @@ pub(crate) struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Say everything that is wrong with the settings, with line and field. Nobody is connected to.
+    ///
+    /// Where the file is no TOML, only the first place is said.
     ///
     /// Exit status: 0 if nothing is wrong, 3 if something is.
     Check,
@@ -48,10 +50,22 @@ async fn check(given: &Given) -> Result<ExitCode, Failed> {
             return Ok(Status::Settings.into());
         }
     };
-    let mut connected = Vec::with_capacity(settings.destinations.len());
+    let (mut connected, mut is_wrong) = (Vec::with_capacity(settings.destinations.len()), false);
     for destination in &settings.destinations {
-        connected.push(Connected::new(destination, false).await?);
+        let made = Connected::new(destination, false).await.map_err(|failed| {
+            eprintln!("error: {}", crate::text(&failed.error));
+            is_wrong = true;
+        });
+        connected.push(made.ok());
     }
+    for fault in mistakes(&settings, &connected) {
+        eprintln!("error: {fault}");
+        is_wrong = true;
+    }
+    if is_wrong {
+        return Ok(Status::Settings.into());
+    }
+    let connected: Vec<Connected> = connected.into_iter().flatten().collect();
     registry(&settings, &connected, &Holds::new(&settings), None)?;
     let used: BTreeSet<usize> = settings.routes.iter().flat_map(|route| route.to.iter().copied()).collect();
     for (place, destination) in settings.destinations.iter().enumerate() {
@@ -90,10 +104,16 @@ fn print(given: &Given) -> Result<ExitCode, Failed> {
     ];
     let token = of.token.as_ref().map(|_| ("token", String::new()));
     push_section(&mut lines, "http", given.table.get("http").and_then(Value::as_table), http.into_iter().chain(token));
-    let telemetry = given.table.get("telemetry").and_then(Value::as_table);
-    for (key, _, value) in telemetry.into_iter().flat_map(Table::iter) {
-        lines.push((format!("telemetry.{key} = {}", hidden(key, value)), value.origin.clone()));
-    }
+    let of = &settings.telemetry;
+    let telemetry = [
+        ("interval", format!("{:?}", format!("{:?}", of.interval))),
+        ("service_name", format!("{:?}", of.service_name)),
+    ];
+    let headers = (!of.headers.is_empty()).then(|| ("headers", String::new()));
+    let otlp = of.otlp.as_ref().map(|_| ("otlp", String::new()));
+    let mut telemetry: Vec<_> = telemetry.into_iter().chain(headers).chain(otlp).collect();
+    telemetry.sort_unstable();
+    push_section(&mut lines, "telemetry", given.table.get("telemetry").and_then(Value::as_table), telemetry);
     let format = format!("{:?}", settings.log.format).to_lowercase();
     let filter = settings.log.filter.as_deref().unwrap_or("warn,posthaste=info");
     let log = [("filter", format!("{filter:?}")), ("format", format!("{format:?}"))];
@@ -107,22 +127,35 @@ fn print(given: &Given) -> Result<ExitCode, Failed> {
         Some(destinations) => {
             for (name, _, destination) in destinations.iter() {
                 let field = format!("destination.{name}");
-                for (key, _, value) in destination.as_table().into_iter().flat_map(Table::iter) {
+                let table = destination.as_table();
+                if table.is_some_and(|table| table.get("envelope").is_none()) {
+                    lines.push((format!("{field}.envelope = \"plain\""), Origin::Default));
+                }
+                for (key, _, value) in table.into_iter().flat_map(Table::iter) {
                     lines.push((format!("{field}.{key} = {}", hidden(key, value)), value.origin.clone()));
                 }
             }
         }
-        None => lines.push(("destination.stdout.type = \"stdout\"".to_owned(), Origin::Default)),
+        None => {
+            for line in ["envelope = \"plain\"", "type = \"stdout\""] {
+                lines.push((format!("destination.stdout.{line}"), Origin::Default));
+            }
+        }
     }
     let routes = given.table.get("route");
     for (place, route) in settings.routes.iter().enumerate() {
         let to: Vec<&str> = route.to.iter().map(|&place| &*settings.destinations[place].name).collect();
-        let mut line = format!(
-            "route[{}] = {{ name = {:?}, to = {to:?}, retry = {:?}",
-            place + 1,
-            route.name,
-            format!("{:?}", route.retry)
-        );
+        let mut line = format!("route[{}] = {{ name = {:?}", place + 1, route.name);
+        let as_given = |key| routes.and_then(|routes| routes.item(place)).and_then(Value::as_table)?.get(key);
+        match as_given("match") {
+            Some(matching) => line += &format!(", match = {}", hidden("match", matching)),
+            None => line += ", match = {}",
+        }
+        line += &format!(", to = {to:?}, retry = {:?}", format!("{:?}", route.retry));
+        // Without one, that of each destination counts.
+        if let Some(envelope) = as_given("envelope") {
+            line += &format!(", envelope = {}", hidden("envelope", envelope));
+        }
         if let Some(rate) = route.rate {
             line += &format!(", rate = \"{}/{:?}\"", rate.events, rate.period);
         }

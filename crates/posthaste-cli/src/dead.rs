@@ -52,7 +52,7 @@ enum Command {
 /// Which DEAD events, and whether to ask.
 #[derive(clap::Args)]
 struct Choice {
-    /// These events only.
+    /// These events only; of them, those that also fit what else is said.
     #[arg(value_name = "ID", value_parser = rows::id)]
     ids: Vec<EventId>,
 
@@ -77,23 +77,18 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let database = Database::open_existing(&settings).await?;
     let store = database.admin();
     let ended = match args.command {
-        Command::List { wanted, each: true, output } => each(store, &wanted.filter(vec![Status::Dead]), output).await,
-        Command::List { wanted, each: false, output } => {
-            groups(store, &wanted.filter(vec![Status::Dead]), output).await
+        Command::List { wanted, each, output } => {
+            let filter = wanted.filter(vec![Status::Dead]);
+            match each {
+                true => rows::list(store, &filter, (Order::OldestFirst, None), output).await,
+                false => groups(store, &filter, output).await,
+            }
         }
         Command::Redrive(choice) => change(store, choice, Change::Redrive).await,
         Command::Discard(choice) => change(store, choice, Change::Discard).await,
     };
     database.close().await;
     ended
-}
-
-async fn each(store: &dyn AdminStore, filter: &Filter, output: Output) -> Result<ExitCode, Failed> {
-    let mut printed = output.rows(rows::COLUMNS);
-    let row = |record| Ok(printed.push(rows::cells(&record), rows::document(&record, false))?);
-    rows::each(store, filter, (Order::OldestFirst, None), row).await?;
-    printed.print()?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Events that ended alike.
@@ -213,11 +208,16 @@ async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Resul
     } else {
         for id in &choice.ids {
             match store.find(id).await? {
-                Some(record) if record.state.status == Status::Dead => {
+                Some(record) if record.state.status != Status::Dead => {
+                    eprintln!("{id} is {} and not DEAD; it is left alone", record.state.status);
+                }
+                Some(record) if !rows::fits(store, &filter, &record).await? => {
+                    eprintln!("{id} is not among those that were asked for; it is left alone");
+                }
+                Some(record) => {
                     count += 1;
                     fitting.push(record);
                 }
-                Some(record) => eprintln!("{id} is {} and not DEAD; it is left alone", record.state.status),
                 None => eprintln!("there is no event {id}"),
             }
         }

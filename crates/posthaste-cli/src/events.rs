@@ -19,7 +19,7 @@ use crate::exit::{self, Failed};
 use crate::output::{Form, Output, plain};
 use crate::pause;
 use crate::rows::{self, Wanted};
-use crate::settings::{Flags, Given, Settings};
+use crate::settings::{Flags, Given, Ways};
 
 /// List, show, write or follow events.
 #[derive(clap::Args)]
@@ -143,7 +143,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let ended = match args.command {
         Command::List { wanted, status, newest, limit, output } => {
             let order = if newest { Order::NewestFirst } else { Order::OldestFirst };
-            list(&database, &wanted.filter(status), (order, Some(limit)), output).await
+            rows::list(database.admin(), &wanted.filter(status), (order, Some(limit)), output).await
         }
         Command::Show { id, output } => show(&database, &given, &id, output).await,
         Command::Write(event) => with_store!(&database, store => write(store.clone(), *event).await),
@@ -155,19 +155,6 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     ended
 }
 
-async fn list(
-    database: &Database,
-    filter: &Filter,
-    which: (Order, Option<usize>),
-    output: Output,
-) -> Result<ExitCode, Failed> {
-    let mut printed = output.rows(rows::COLUMNS);
-    let row = |record| Ok(printed.push(rows::cells(&record), rows::document(&record, false))?);
-    rows::each(database.admin(), filter, which, row).await?;
-    printed.print()?;
-    Ok(ExitCode::SUCCESS)
-}
-
 async fn show(database: &Database, given: &Given, id: &EventId, output: Output) -> Result<ExitCode, Failed> {
     let Some(record) = database.admin().find(id).await? else {
         eprintln!("there is no event {id}");
@@ -175,8 +162,8 @@ async fn show(database: &Database, given: &Given, id: &EventId, output: Output) 
     };
     let reasons = waiting::reasons(database, &record).await?;
     let mut document = rows::document(&record, true);
-    if let (Ok(event), Ok(settings)) = (&record.event, given.settings()) {
-        add_way(&mut document, &record, event, &settings, &pause::known(database.admin()).await);
+    if let (Ok(event), Ok(ways)) = (&record.event, given.ways()) {
+        add_way(&mut document, &record, event, &ways, &pause::known(database.admin()).await);
     }
     let fields = document.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
@@ -189,12 +176,12 @@ async fn show(database: &Database, given: &Given, id: &EventId, output: Output) 
 }
 
 /// Adds which way these settings would send it, and what keeps it from going.
-fn add_way(document: &mut Value, record: &Record, event: &Event, settings: &Settings, pauses: &[Pause]) {
-    let Some(route) = settings.routes.iter().find(|route| route.fits(event)) else {
+fn add_way(document: &mut Value, record: &Record, event: &Event, ways: &Ways, pauses: &[Pause]) {
+    let Some(route) = ways.routes.iter().find(|route| route.fits(event)) else {
         document["route"] = Value::Null;
         return;
     };
-    let to: Vec<&str> = route.to.iter().map(|&place| &*settings.destinations[place].name).collect();
+    let to: Vec<&str> = route.to.iter().map(|&place| &*ways.destinations[place]).collect();
     if !record.state.status.is_final() {
         let holds = |pause: &&Pause| settings.holds(&pause.what, route);
         let held: Vec<String> = pauses.iter().filter(holds).map(|pause| pause.what.to_string()).collect();

@@ -25,6 +25,8 @@ pub(crate) enum Status {
     Destination = 6,
     /// Nobody can listen at the address of `[http]`.
     Listen = 7,
+    /// `relay --once` has left events that are due: they are paused, or their destination is away.
+    Left = 8,
 }
 
 impl From<Status> for ExitCode {
@@ -78,12 +80,54 @@ impl From<store::Error> for Failed {
             store::Error::DuplicateId { .. } => Status::No,
             _ => Status::Database,
         };
-        let advice = matches!(error, store::Error::Schema { .. });
-        let error = anyhow::Error::from(error);
-        let error = match advice {
-            true => anyhow::anyhow!("{}; posthaste migrate up does it, and migrate sql shows how", crate::text(&error)),
-            false => error,
-        };
-        Self { status, error }
+        Self { status, error: anyhow::Error::from(advised(error)) }
+    }
+}
+
+/// What the library says to do, in words of this command. Where it is no migration that helps, the reason says what does.
+fn advised(error: store::Error) -> store::Error {
+    let store::Error::Schema { table, reason } = error else { return error };
+    let reason = if let Some(what) = reason.strip_suffix("call migrate() first") {
+        format!("{what}{MIGRATE}")
+    } else if let Some(what) = reason.strip_suffix("call prepare_lanes() first") {
+        format!("{what}posthaste migrate up --lanes prepares it")
+    } else if reason.ends_with("of an older version") {
+        format!("{reason}; {MIGRATE}")
+    } else if reason.ends_with("no other database is given") {
+        format!(
+            "{reason}; name one with --database-url or in posthaste.toml, or make this one with posthaste migrate up"
+        )
+    } else {
+        reason
+    };
+    store::Error::Schema { table, reason }
+}
+
+const MIGRATE: &str = "posthaste migrate up creates it, or brings it up to date, and posthaste migrate sql shows how";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_that_is_not_ready_has_the_advice_that_helps() {
+        for (reason, advice) in [
+            ("it does not exist; call migrate() first", "it does not exist; posthaste migrate up creates it"),
+            ("it is not there, or of an older version", "older version; posthaste migrate up creates it"),
+            ("it is not prepared (x); call prepare_lanes() first", "(x); posthaste migrate up --lanes prepares it"),
+            ("there is no a.db, and no other database is given", "given; name one with --database-url"),
+        ] {
+            let failed = Failed::from(store::Error::Schema { table: "t".to_owned(), reason: reason.to_owned() });
+            assert_eq!(failed.status, Status::Schema);
+            let text = crate::text(&failed.error);
+            assert!(text.contains(advice) && !text.contains("call "), "{text}");
+        }
+        // No migration makes it older, or another.
+        for reason in
+            ["made by a newer release, upgrade this program", "these migrations did not make it, so rename it"]
+        {
+            let failed = Failed::from(store::Error::Schema { table: "t".to_owned(), reason: reason.to_owned() });
+            assert!(!crate::text(&failed.error).contains("posthaste"), "{}", crate::text(&failed.error));
+        }
     }
 }

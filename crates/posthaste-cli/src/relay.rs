@@ -5,6 +5,7 @@ mod connected;
 mod endpoint;
 mod holds;
 mod meter;
+mod obstacle;
 mod once;
 #[cfg(feature = "otlp")]
 mod otlp;
@@ -17,6 +18,7 @@ use std::future::Future;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use posthaste::metrics::FacadeMetrics;
 use posthaste::store::Store;
@@ -27,15 +29,18 @@ use tracing_subscriber::EnvFilter;
 
 use crate::database::{Database, with_store};
 use crate::exit::{Failed, Status};
+use crate::rows;
 use crate::settings::{self, Flags, Given, Listen, Log, LogFormat, Settings};
 
 pub(crate) use connected::Connected;
 pub(crate) use holds::{Holds, kind};
-pub(crate) use router::registry;
+pub(crate) use router::{mistakes, registry};
 
 use condition::{Condition, Step};
 use endpoint::Endpoint;
 use meter::RouteMeter;
+use obstacle::Obstacles;
+use once::Once;
 use recorder::Recorder;
 use router::Meters;
 
@@ -48,15 +53,20 @@ use router::Meters;
 /// in hand is delivered, and what the deadline cuts off is given back. A second signal gives it back at once.
 ///
 /// Exit status: 0 if it ended in order, 1 if something is left to its leases, 2 if it could not run, 3 if the settings are wrong,
-/// 4 if the database refuses, 5 if the table is not ready, 6 if a destination refuses, 7 if nobody can listen at http.listen.
+/// 4 if the database refuses, 5 if the table is not ready, 6 if a destination refuses, 7 if nobody can listen at http.listen, 8 if
+/// --once has left events that are due, because they are paused or their destination is away.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     flags: Flags,
 
-    /// Deliver what is due, and end. What is put off for more than a second is left.
+    /// Deliver what is due, and end. What is put off for more than a second is left, and so is what is paused.
     #[arg(long)]
     once: bool,
+
+    /// With --once: how long to wait for a destination that goes away, before its events are left.
+    #[arg(long, value_name = "LENGTH", default_value = "30s", requires = "once", value_parser = rows::length)]
+    wait: Duration,
 
     /// How the log looks that goes to standard error.
     #[arg(long, value_enum, value_name = "FORMAT")]
@@ -109,12 +119,18 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         let condition = Arc::clone(&watched.condition);
         beside.spawn(sampler::sample(database.clone(), condition, settings.http.sample_interval));
     }
-    let closed = if args.once && settings.order.ordered.is_some() {
-        with_store!(&database, store => once::drain_in_order(store.clone(), registry, &settings, &mut signals).await?)
-    } else if args.once {
-        with_store!(&database, store => once::drain(Arc::new(store.clone()), registry, &settings, &mut signals).await?)
+    let (closed, is_left) = if args.once {
+        let obstacles = Obstacles { settings: &settings, holds: &holds, connected: &connected };
+        let once = Once { obstacles, wait: args.wait, admin: database.admin() };
+        match settings.order.ordered {
+            Some(_) => {
+                with_store!(&database, store => once.drain_in_order(store.clone(), registry, &mut signals).await?)
+            }
+            None => with_store!(&database, store => once.drain(Arc::new(store.clone()), registry, &mut signals).await?),
+        }
     } else {
-        with_store!(&database, store => deliver(store.clone(), registry, &settings, watched.as_ref(), &mut signals).await?)
+        let delivered = with_store!(&database, store => deliver(store.clone(), registry, &settings, watched.as_ref(), &mut signals).await?);
+        (delivered, false)
     };
     // Nothing looks at a database that is closed.
     beside.shutdown().await;
@@ -125,7 +141,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     if let Some(watched) = watched {
         watched.end().await;
     }
-    Ok(told(closed))
+    Ok(told(closed, is_left))
 }
 
 /// What watches a relay, and answers whoever asks how it is.
@@ -253,7 +269,7 @@ async fn until_second<F: Future<Output = Closed>>(
     at_once().await
 }
 
-fn told(closed: Closed) -> ExitCode {
+fn told(closed: Closed, is_left: bool) -> ExitCode {
     let Closed { released, abandoned, .. } = closed;
     if closed.is_clean() {
         info!(released, "ended, with everything in hand delivered");
@@ -264,7 +280,11 @@ fn told(closed: Closed) -> ExitCode {
             "ended: what was released is delivered by others at once, what was abandoned when its leases run out"
         );
     }
-    if abandoned > 0 { Status::No.into() } else { ExitCode::SUCCESS }
+    match (abandoned, is_left) {
+        (0, false) => ExitCode::SUCCESS,
+        (0, true) => Status::Left.into(),
+        _ => Status::No.into(),
+    }
 }
 
 /// What asks a relay to end.

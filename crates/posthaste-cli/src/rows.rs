@@ -1,5 +1,6 @@
 //! Rows of an outbox, as commands choose and show them.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use base64::Engine;
@@ -8,6 +9,7 @@ use posthaste::{Event, EventId, Status, Timestamp};
 use serde_json::{Value, json};
 
 use crate::exit::Failed;
+use crate::output::Output;
 
 /// How many rows are asked for at once.
 const PAGE: usize = 500;
@@ -108,6 +110,26 @@ pub(crate) async fn each(
             row(record)?;
         }
     }
+}
+
+/// Prints the rows that fit, up to so many, without their payloads.
+pub(crate) async fn list(
+    store: &dyn AdminStore,
+    filter: &Filter,
+    which: (Order, Option<usize>),
+    output: Output,
+) -> Result<ExitCode, Failed> {
+    let mut printed = output.rows(COLUMNS);
+    each(store, filter, which, |record| Ok(printed.push(cells(&record), document(&record, false))?)).await?;
+    printed.print()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the database finds that a row fits: each has its own way to compare texts.
+pub(crate) async fn fits(store: &dyn AdminStore, filter: &Filter, record: &Record) -> Result<bool, Failed> {
+    let from_there = Page { limit: 1, after: Some(Cursor(record.state.seq - 1)), order: Order::OldestFirst };
+    let found = store.list(filter, &from_there).await?;
+    Ok(found.first().is_some_and(|found| found.id == record.id))
 }
 
 /// A status by its name.

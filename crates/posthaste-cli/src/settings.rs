@@ -97,6 +97,13 @@ impl Settings {
     }
 }
 
+/// Which events go to which destinations.
+pub(crate) struct Ways {
+    /// What they are called.
+    pub(crate) destinations: Vec<String>,
+    pub(crate) routes: Vec<Route>,
+}
+
 /// What a relay says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -143,12 +150,23 @@ impl Given {
         Ok(Self { file, table, faults })
     }
 
-    /// The settings of the database alone, for commands that need no others.
+    /// The settings of the database alone, for commands that need no others. What is wrong with others is no concern of theirs: a
+    /// secret of a destination need not be where they are run.
     pub(crate) fn database(&self) -> Result<Database, Fault> {
-        if let Some(fault) = self.faults.first() {
+        if let Some(fault) = self.faults.iter().find(|fault| fault.is_about("database")) {
             return Err(fault.clone());
         }
         Database::of(self.table.get("database"))
+    }
+
+    /// Which way events go, for commands that send nothing. What else belongs to destinations, secrets included, is not looked at.
+    pub(crate) fn ways(&self) -> Result<Ways, Faults> {
+        let mut faults = Vec::new();
+        let destinations = destination::names(self.table.get("destination"));
+        let relay = self.part("relay", &mut Vec::new(), relay);
+        let routes = self.routes(&destinations, relay.as_ref(), &mut faults);
+        Faults::check(faults)?;
+        Ok(Ways { destinations: destinations.into_iter().map(|(name, _)| name.to_owned()).collect(), routes })
     }
 
     /// All settings, or everything that is wrong with them.
@@ -161,30 +179,15 @@ impl Given {
                 faults.push(Fault::new(origin, key, message));
             }
         }
-        // A secret that was not found is told of already.
-        let [is_known, http_is_known, telemetry_is_known] =
-            ["database", "http", "telemetry"].map(|table| faults.iter().any(|fault| fault.is_in(table)));
-        let mut keep = |fault| faults.push(fault);
-        let http = match http_is_known {
-            true => None,
-            false => Http::of(self.table.get("http")).map_err(&mut keep).ok(),
-        };
-        let telemetry = match telemetry_is_known {
-            true => None,
-            false => Telemetry::of(self.table.get("telemetry")).map_err(&mut keep).ok(),
-        };
-        let database = match is_known {
-            true => None,
-            false => Database::of(self.table.get("database")).map_err(&mut keep).ok(),
-        };
-        let relay = self.relay().map_err(&mut keep).ok();
-        let log = self.section::<Log>("log").and_then(|log| self.checked(log)).map_err(&mut keep).ok();
+        let http = self.part("http", &mut faults, Http::of);
+        let telemetry = self.part("telemetry", &mut faults, Telemetry::of);
+        let database = self.part("database", &mut faults, Database::of);
+        let relay = self.part("relay", &mut faults, relay);
+        let log = self.part("log", &mut faults, Log::of);
         let destinations = destination::all(self.table.get("destination"), &mut faults);
-        let retry =
-            relay.as_ref().map_or_else(|| Options::default().retry_policy(), |(options, _)| options.retry_policy());
-        // Where the relay's own settings are wrong, nobody knows whether there is order.
-        let in_order = relay.as_ref().is_none_or(|(_, order)| order.ordered.is_some());
-        let routes = route::all(self.table.get("route"), &destinations, (&retry, in_order), &mut faults);
+        // Those that are wrong are there all the same.
+        let names = destination::names(self.table.get("destination"));
+        let routes = self.routes(&names, relay.as_ref(), &mut faults);
         Faults::check(faults)?;
         let complete = "what is missing has a fault";
         let (relay, order) = relay.expect(complete);
@@ -200,38 +203,59 @@ impl Given {
         })
     }
 
-    fn relay(&self) -> Result<(Options, Order), Fault> {
-        let Some(relay) = self.table.get("relay") else { return Ok(Default::default()) };
-        let mut relay = relay.clone();
-        let order = Order::take(&mut relay)?;
-        let options: Options = relay.read("relay")?;
-        options.check().map_err(|error| {
-            let field = format!("relay.{}", error.option());
-            let section = self.table.get("relay").and_then(Value::as_table);
-            let origin = section.and_then(|section| section.get(error.option())).map(|value| &value.origin);
-            Fault::new(origin.unwrap_or(&Origin::Default), field, error.to_string())
-        })?;
-        Ok((options, order))
+    /// What a table of the file makes, with everything that is wrong with it.
+    fn part<T>(
+        &self,
+        name: &str,
+        faults: &mut Vec<Fault>,
+        read: impl Fn(Option<&Value>) -> Result<T, Fault>,
+    ) -> Option<T> {
+        match self.table.get(name) {
+            Some(value) => value.read_through(name, faults, |value| read(Some(value))),
+            None => read(None).map_err(|fault| faults.push(fault)).ok(),
+        }
     }
 
-    fn checked(&self, log: Log) -> Result<Log, Fault> {
+    fn routes(
+        &self,
+        destinations: &[(&str, &Origin)],
+        relay: Option<&(Options, Order)>,
+        faults: &mut Vec<Fault>,
+    ) -> Vec<Route> {
+        let retry = relay.map_or_else(|| Options::default().retry_policy(), |(options, _)| options.retry_policy());
+        // Where the relay's own settings are wrong, nobody knows whether there is order.
+        let in_order = relay.is_none_or(|(_, order)| order.ordered.is_some());
+        route::all(self.table.get("route"), destinations, (&retry, in_order), faults)
+    }
+}
+
+fn relay(given: Option<&Value>) -> Result<(Options, Order), Fault> {
+    let Some(given) = given else { return Ok(Default::default()) };
+    let mut relay = given.clone();
+    let order = Order::take(&mut relay)?;
+    let options: Options = relay.read("relay")?;
+    options.check().map_err(|error| {
+        let value = given.as_table().and_then(|table| table.get(error.option()));
+        let origin = value.map_or(&Origin::Default, |value| &value.origin);
+        Fault::new(origin, format!("relay.{}", error.option()), error.to_string())
+    })?;
+    Ok((options, order))
+}
+
+impl Log {
+    fn of(given: Option<&Value>) -> Result<Self, Fault> {
+        let Some(given) = given else { return Ok(Self::default()) };
+        let log: Self = given.read("log")?;
         let Some(filter) = &log.filter else { return Ok(log) };
         match tracing_subscriber::EnvFilter::builder().parse(filter) {
             Ok(_) => Ok(log),
             Err(error) => {
-                let at = self.table.get("log").and_then(Value::as_table).and_then(|table| table.get("filter"));
-                let origin = at.map_or(&Origin::Default, |value| &value.origin);
-                Err(Fault::new(
-                    origin,
-                    "log.filter",
-                    format!("{error}; it looks like \"info\" or \"warn,posthaste=debug\""),
-                ))
+                let value = given.as_table().and_then(|table| table.get("filter"));
+                let origin = value.map_or(&Origin::Default, |value| &value.origin);
+                let message = format!("{error}; it looks like \"info\" or \"warn,posthaste=debug\"");
+                Err(Fault::new(origin, "log.filter", message))
             }
         }
-    }
-
-    fn section<T: serde::de::DeserializeOwned + Default>(&self, name: &str) -> Result<T, Fault> {
-        self.table.get(name).map_or_else(|| Ok(T::default()), |value| value.read(name))
     }
 }
 

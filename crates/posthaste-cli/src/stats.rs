@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::database::Database;
 use crate::exit::Failed;
 use crate::output::Output;
-use crate::settings::{Flags, Given, Settings};
+use crate::settings::{Flags, Given, Ways};
 use crate::{pause, rows};
 
 /// How many rows are looked at for who holds their leases, and for their destinations.
@@ -48,8 +48,8 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let oldest = store.list(&pending, &Page { limit: 1, ..Page::default() }).await?;
     let waits = oldest.first().map(|record| Timestamp::now().since(record.state.created_at));
     let owners = owners(store, &pending).await?;
-    let destinations = match given.settings() {
-        Ok(settings) => destinations(store, &settings).await?,
+    let destinations = match given.ways() {
+        Ok(ways) => destinations(store, &ways).await?,
         // Whoever has the URL of the database alone sees the rest.
         Err(_) => BTreeMap::new(),
     };
@@ -111,14 +111,14 @@ struct OfDestination {
 
 /// What is there for each destination, by where these settings would send it, among the first rows that are pending and the last
 /// that are dead.
-async fn destinations(store: &dyn AdminStore, settings: &Settings) -> Result<BTreeMap<String, OfDestination>, Failed> {
+async fn destinations(store: &dyn AdminStore, ways: &Ways) -> Result<BTreeMap<String, OfDestination>, Failed> {
     let mut found: BTreeMap<String, OfDestination> =
-        settings.destinations.iter().map(|to| (to.name.clone(), OfDestination::default())).collect();
+        ways.destinations.iter().map(|name| (name.clone(), OfDestination::default())).collect();
     let mut count = |record: Record| {
         let Ok(event) = &record.event else { return Ok(()) };
-        let route = settings.routes.iter().find(|route| route.fits(event));
+        let route = ways.routes.iter().find(|route| route.fits(event));
         for &place in route.iter().flat_map(|route| &route.to) {
-            let of = found.entry(settings.destinations[place].name.clone()).or_default();
+            let of = found.entry(ways.destinations[place].clone()).or_default();
             match record.state.status {
                 Status::New => of.new += 1,
                 Status::Retry => of.retry += 1,

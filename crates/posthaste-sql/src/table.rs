@@ -55,10 +55,13 @@ impl TableName {
     }
 
     /// The name of the function or procedure that writes into it, without the schema, which is the same: `posthaste_write`, unless
-    /// the table has a name of its own. Then there may be several in a schema, and it is called `NAME_write`.
+    /// the table has a name of its own. Then there may be several in a schema, and it is called `NAME_write`; that of a table
+    /// `posthaste`, which would be the same as of the first, `write_posthaste`.
     pub fn write_routine(&self) -> String {
         match self.name() {
             Self::DEFAULT => "posthaste_write".to_owned(),
+            // MySQL does not tell capitals apart.
+            name if name.eq_ignore_ascii_case("posthaste") => format!("write_{name}"),
             name => format!("{name}_write"),
         }
     }
@@ -106,6 +109,16 @@ mod tests {
         for name in ["outbox_event", "_x", "Orders2", "audit.outbox_event", "a.b", &"t".repeat(48)] {
             assert_eq!(TableName::parse(name).unwrap().to_string(), name);
         }
+    }
+
+    #[test]
+    fn every_table_has_a_routine_of_its_own() {
+        let names = ["outbox_event", "posthaste", "orders", "posthaste_orders"];
+        let routines: std::collections::BTreeSet<String> =
+            names.iter().map(|name| TableName::parse(name).unwrap().write_routine().to_lowercase()).collect();
+        assert_eq!(routines.len(), names.len(), "{routines:?}");
+        assert!(routines.contains("posthaste_write") && routines.contains("orders_write"), "{routines:?}");
+        assert_eq!(TableName::parse("Posthaste").unwrap().write_routine(), "write_Posthaste");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use posthaste::RetryPolicy;
 use posthaste::listener::AnyListener;
-use posthaste::publishers::{self, Envelope, Ndjson, PublishError, Publisher};
+use posthaste::publishers::{self, Breaker, BreakerState, Envelope, Ndjson, PublishError, Publisher};
 
 use super::meter::{DestinationMeter, Metered};
 use crate::exit::{Failed, Status};
@@ -119,6 +119,26 @@ impl Connected {
     /// Asks the other end whether it is there.
     pub(crate) async fn check(&self) -> Result<(), PublishError> {
         with_publisher!(self, publisher => publisher.check().await)
+    }
+
+    /// Whether it did not answer last time, so that nothing is sent but to try whether it is back.
+    pub(super) fn is_away(&self) -> bool {
+        let is_away = |breaker: &Breaker| breaker.state() != BreakerState::Closed;
+        match self {
+            Self::Lines(lines) => is_away(lines.breaker()),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(kafka) => is_away(kafka.breaker()),
+            #[cfg(feature = "mqtt")]
+            Self::Mqtt(mqtt) => is_away(mqtt.breaker()),
+            #[cfg(feature = "nats")]
+            Self::Nats(nats) => is_away(nats.breaker()),
+            #[cfg(feature = "rabbitmq")]
+            Self::Rabbit(rabbit) => is_away(rabbit.breaker()),
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => is_away(redis.breaker()),
+            #[cfg(feature = "webhook")]
+            Self::Webhook(webhook) => webhook.breakers().iter().any(is_away),
+        }
     }
 
     pub(crate) async fn close(&self) {

@@ -1,8 +1,10 @@
 //! Where a relay answers questions about itself: `/healthz`, `/readyz` and `/metrics`.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -13,8 +15,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -23,7 +24,7 @@ use super::recorder::Recorder;
 use crate::exit::{Failed, Status};
 use crate::settings::Http;
 
-/// How many may ask at once. Others wait in the queue of the system.
+/// How many may ask at once. Of more, those that came first and do not say what they want are cut off.
 const AT_ONCE: usize = 32;
 
 /// How long one question may take, with its answer.
@@ -72,24 +73,44 @@ fn refused(address: SocketAddr, error: &std::io::Error) -> Failed {
 }
 
 async fn accept(listener: TcpListener, answering: Arc<Answering>) {
-    let (turns, mut asked) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
+    let (mut tasks, mut open) = (JoinSet::new(), VecDeque::<Open>::new());
     loop {
-        let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return };
-        while asked.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
-                let answering = Arc::clone(&answering);
-                asked.spawn(async move {
-                    let _turn = turn;
-                    if timeout(LONGEST, answering.answer_on(stream)).await.is_err() {
+                while tasks.try_join_next().is_some() {}
+                open.retain(|one| !one.task.is_finished());
+                make_room(&mut open);
+                let (answering, has_asked) = (Arc::clone(&answering), Arc::new(AtomicBool::new(false)));
+                let asked = Arc::clone(&has_asked);
+                let task = tasks.spawn(async move {
+                    if timeout(LONGEST, answering.answer_on(stream, &asked)).await.is_err() {
                         debug!("a question took too long, and was cut off");
                     }
                 });
+                open.push_back(Open { task, has_asked });
             }
             Err(error) => {
                 warn!(%error, "a connection could not be taken");
                 sleep(PAUSE).await;
             }
+        }
+    }
+}
+
+/// A connection, oldest first among others.
+struct Open {
+    task: AbortHandle,
+    /// Whether its question is there.
+    has_asked: Arc<AtomicBool>,
+}
+
+/// Whoever comes is answered at once: one of many that came before has to go, rather one that does not say what it wants.
+fn make_room(open: &mut VecDeque<Open>) {
+    while open.len() >= AT_ONCE {
+        let silent = open.iter().position(|one| !one.has_asked.load(Ordering::Acquire));
+        if let Some(one) = open.remove(silent.unwrap_or(0)) {
+            debug!("a connection was cut off for others: there are too many");
+            one.task.abort();
         }
     }
 }
@@ -102,9 +123,11 @@ struct Answering {
 
 impl Answering {
     /// One question for each connection: whoever asks does so every few seconds.
-    async fn answer_on(&self, stream: TcpStream) {
-        let answer =
-            service_fn(async move |request: Request<Incoming>| Ok::<_, Infallible>(self.answer(&request).await));
+    async fn answer_on(&self, stream: TcpStream, has_asked: &AtomicBool) {
+        let answer = service_fn(async move |request: Request<Incoming>| {
+            has_asked.store(true, Ordering::Release);
+            Ok::<_, Infallible>(self.answer(&request).await)
+        });
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEADERS).keep_alive(false);
         if let Err(error) = http.serve_connection(TokioIo::new(stream), answer).await {

@@ -19,6 +19,7 @@ const LOOK: Duration = Duration::from_millis(500);
 pub(crate) struct Holds {
     routes: Vec<Hold>,
     destinations: Vec<Hold>,
+    /// The same with what they are: first the routes, then the destinations.
     named: Vec<(Paused, Hold)>,
 }
 
@@ -39,6 +40,13 @@ impl Holds {
     pub(super) fn of(&self, place: usize, route: &Route) -> impl Iterator<Item = Hold> {
         let destinations = route.to.iter().map(|&place| &self.destinations[place]);
         [&self.routes[place]].into_iter().chain(destinations).cloned()
+    }
+
+    /// What keeps events from a route now, if something does.
+    pub(super) fn on(&self, place: usize, route: &Route) -> Option<&Paused> {
+        let destinations = route.to.iter().map(|&place| self.routes.len() + place);
+        let mut may_hold = [place].into_iter().chain(destinations).map(|place| &self.named[place]);
+        may_hold.find(|(_, hold)| hold.is_held()).map(|(what, _)| what)
     }
 
     /// Does as the database says.

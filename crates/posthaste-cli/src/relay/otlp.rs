@@ -72,7 +72,7 @@ impl Otlp {
             begun_at: SystemTime::now(),
             is_told: false,
         };
-        info!(collector = %sender.target, "sending traces and metrics");
+        info!(collector = sender.collector(), "sending traces and metrics");
         let (stop, stopped) = oneshot::channel();
         Some(Self { provider, stop, sending: tokio::spawn(sender.run(spans, *interval, stopped)) })
     }
@@ -187,14 +187,22 @@ impl Sender {
             Err(_) => Err(format!("no answer within {PATIENCE:?}")),
         };
         match sent {
-            Ok(()) if std::mem::take(&mut self.is_told) => info!(collector = %self.target, "the collector is back"),
+            Ok(()) if std::mem::take(&mut self.is_told) => info!(collector = self.collector(), "the collector is back"),
             Ok(()) => debug!(path, "sent"),
             Err(error) => {
                 if !std::mem::replace(&mut self.is_told, true) {
-                    warn!(collector = %self.target, error, "traces and metrics do not arrive; they are dropped until they do");
+                    warn!(
+                        collector = self.collector(),
+                        error, "traces and metrics do not arrive; they are dropped until they do"
+                    );
                 }
             }
         }
+    }
+
+    /// What it is called in the log: where it is, without a path, in which there may be a secret.
+    fn collector(&self) -> &str {
+        self.target.authority().map_or("", |authority| authority.as_str())
     }
 
     async fn post(&self, path: &str, body: String) -> anyhow::Result<()> {

@@ -9,7 +9,7 @@ use posthaste::{Event, Registry};
 use super::meter::DestinationMeter;
 use super::{Connected, Holds};
 use crate::exit::{Failed, Status};
-use crate::settings::{Route, Settings};
+use crate::settings::{Destination, Fault, Route, Settings};
 
 /// The listeners of all routes. Events that no route fits are DEAD, with what to do about it.
 pub(crate) fn registry(
@@ -53,14 +53,8 @@ fn listener(
 ) -> Result<AnyListener, Failed> {
     let mut listeners = Vec::with_capacity(route.to.len());
     for &place in &route.to {
-        let destination = &settings.destinations[place];
-        let envelope = route.envelope.as_ref().unwrap_or(&destination.envelope);
         let meter = meters.map(|Meters(meters)| &meters[place]);
-        let listener = connected[place].listener(destination, envelope, &route.retry, meter);
-        if let Some(mistake) = listener.mistake() {
-            return Err(destination.fault(format!("{mistake} (for the route {:?})", route.name)).into());
-        }
-        listeners.push(listener);
+        listeners.push(one(route, &settings.destinations[place], &connected[place], meter)?);
     }
     if listeners.len() == 1 && route.rate.is_none() && route.concurrency.is_none() {
         return Ok(listeners.remove(0));
@@ -73,6 +67,28 @@ fn listener(
         // Who has a turn has a place already, and begins.
         (Some(rate), Some(events)) => together.with_rate(rate.events, rate.period).with_concurrency(events).into(),
     })
+}
+
+/// What delivers to one destination of a route, or what is wrong with it.
+fn one(
+    route: &Route,
+    destination: &Destination,
+    connected: &Connected,
+    meter: Option<&Arc<DestinationMeter>>,
+) -> Result<AnyListener, Fault> {
+    let envelope = route.envelope.as_ref().unwrap_or(&destination.envelope);
+    let listener = connected.listener(destination, envelope, &route.retry, meter);
+    match listener.mistake() {
+        Some(mistake) => Err(destination.fault(format!("{mistake} (for the route {:?})", route.name))),
+        None => Ok(listener),
+    }
+}
+
+/// What is wrong with how routes lead to those destinations that there are.
+pub(crate) fn mistakes(settings: &Settings, connected: &[Option<Connected>]) -> Vec<Fault> {
+    let pairs = settings.routes.iter().flat_map(|route| route.to.iter().map(move |&place| (route, place)));
+    let there = pairs.filter_map(|(route, place)| Some((route, place, connected[place].as_ref()?)));
+    there.filter_map(|(route, place, to)| one(route, &settings.destinations[place], to, None).err()).collect()
 }
 
 /// For events that no route fits.

@@ -51,10 +51,19 @@ pub(super) async fn database(settings: &settings::Database, in_order: bool) -> R
 pub(super) async fn holds(holds: &Holds, database: &Database) -> Result<(), Failed> {
     let mut waiting = Waiting::new();
     while let Err(error) = holds.look(database).await {
-        if !error.is_transient() {
-            return Err(error.into());
+        match error {
+            error if error.is_transient() => waiting.for_a_while("the table of pauses", &error).await,
+            // The migrations were checked before: there is one of that name that they found, and did not make.
+            store::Error::Schema { table, reason } => {
+                let reason = format!(
+                    "there is a table {table}_pause that is not ours ({}); rename it, or choose another name for the outbox \
+                     with database.table",
+                    reason.trim_end_matches("; call migrate() first")
+                );
+                return Err(store::Error::Schema { table, reason }.into());
+            }
+            error => return Err(error.into()),
         }
-        waiting.for_a_while("the table of pauses", &error).await;
     }
     waiting.over("the table of pauses");
     Ok(())
@@ -67,7 +76,7 @@ async fn check_lanes(database: &Database, settings: &settings::Database) -> Resu
         Err(store::Error::Schema { .. }) if settings.migrate => database.prepare_lanes().await,
         Err(store::Error::Schema { table, .. }) => Err(store::Error::Schema {
             table,
-            reason: "it is not prepared for order, for which it takes migrate up --lanes".to_owned(),
+            reason: "it is not prepared for order; posthaste migrate up --lanes prepares it".to_owned(),
         }),
         checked => checked,
     }

@@ -8,6 +8,9 @@ use super::value::{Kind, Table, Value};
 /// What the lists of a message are made with.
 const TYPES: &str = "file, kafka, mqtt, nats, rabbitmq, redis, stdout, webhook";
 
+/// What the only destination is called where there is none.
+const STDOUT: &str = "stdout";
+
 /// A destination, as it was set.
 pub(crate) struct Destination {
     pub(crate) name: String,
@@ -56,12 +59,17 @@ pub(super) fn all(given: Option<&Value>, faults: &mut Vec<Fault>) -> Vec<Destina
     }
     let mut destinations = Vec::new();
     for (name, origin, value) in tables.iter() {
-        match Destination::of(name, origin, value) {
-            Ok(destination) => destinations.push(destination),
-            Err(fault) => faults.push(fault),
-        }
+        let field = format!("destination.{name}");
+        destinations.extend(value.read_through(&field, faults, |value| Destination::of(name, origin, value)));
     }
     destinations
+}
+
+/// What all destinations are called, in the same order, whether they are right or not.
+pub(super) fn names(given: Option<&Value>) -> Vec<(&str, &Origin)> {
+    let tables = given.and_then(Value::as_table).into_iter().flat_map(Table::iter);
+    let names: Vec<_> = tables.map(|(name, origin, _)| (name, origin)).collect();
+    if names.is_empty() { vec![(STDOUT, &Origin::Default)] } else { names }
 }
 
 impl Destination {
@@ -73,7 +81,7 @@ impl Destination {
 
     fn stdout() -> Self {
         Self {
-            name: "stdout".to_owned(),
+            name: STDOUT.to_owned(),
             origin: Origin::Default,
             target: Target::Lines(NdjsonOptions::stdout()),
             to: String::new(),
@@ -180,8 +188,11 @@ impl Target {
         if kind == "file" {
             return Ok(Self::Lines(whole(table).read(field)?));
         }
-        // Nobody is asked before all is checked.
-        if kind != "webhook" {
+        if kind == "webhook" {
+            // There is nobody to ask before there is an event, so it never is waited for.
+            table.take("lazy");
+        } else {
+            // Nobody is asked before all is checked.
             table.set("lazy", Value { origin: Origin::Default, kind: Kind::Bool(true) });
         }
         match kind {

@@ -41,9 +41,34 @@ impl Fault {
         Self { origin: Some(origin.clone()), field: field.into(), message: message.into() }
     }
 
-    /// Whether it is about something in that table.
-    pub(super) fn is_in(&self, table: &str) -> bool {
-        self.field.strip_prefix(table).is_some_and(|rest| rest.starts_with('.'))
+    /// Whether it is about that table, or something in it.
+    pub(super) fn is_about(&self, table: &str) -> bool {
+        self.field == table || self.place_in(table).is_some()
+    }
+
+    /// The field as it is called in that table, if it is in there.
+    pub(super) fn place_in(&self, table: &str) -> Option<&str> {
+        self.field.strip_prefix(table)?.strip_prefix('.')
+    }
+
+    /// Whether it is that nothing may be called as it is.
+    pub(super) fn is_of_unknown(&self) -> bool {
+        self.message.starts_with("unknown field")
+    }
+
+    /// Whether it is that there is nothing called so; without a name, that there is not something.
+    pub(super) fn is_of_missing(&self, key: &str) -> bool {
+        if key.is_empty() {
+            return self.message.contains("missing");
+        }
+        let words = [
+            format!("missing field `{key}`"),
+            format!("`{key}` is missing"),
+            format!("the {key} is missing"),
+            format!("there is no {key}"),
+            format!("say with relay.{key}"),
+        ];
+        words.iter().any(|words| self.message.contains(words))
     }
 
     /// The same, seen from the table or list that the value is in.

@@ -10,8 +10,8 @@ use posthaste::{Event, RetryPolicy};
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::destination::{self, Destination};
-use super::fault::Fault;
+use super::destination;
+use super::fault::{Fault, Origin};
 use super::order::{Policy, without_order};
 use super::value::{Kind, Value};
 
@@ -215,14 +215,14 @@ impl Rate {
 /// try again, and whether there is order.
 pub(super) fn all(
     given: Option<&Value>,
-    destinations: &[Destination],
+    destinations: &[(&str, &Origin)],
     (retry, in_order): (&RetryPolicy, bool),
     faults: &mut Vec<Fault>,
 ) -> Vec<Route> {
     let Some(given) = given else {
-        if let [_, second, ..] = destinations {
+        if let [_, (_, second), ..] = destinations {
             let message = "there are several destinations and no route; say with [[route]] what goes where";
-            faults.push(Fault::new(&second.origin, "route", message));
+            faults.push(Fault::new(second, "route", message));
         }
         let everything = Route {
             name: "everything".to_owned(),
@@ -243,15 +243,14 @@ pub(super) fn all(
     let mut routes: Vec<Route> = Vec::new();
     for (place, value) in (1..).zip(list) {
         let field = format!("route[{place}]");
-        match Route::of(value, place, &field, destinations, (retry, in_order)) {
-            Ok(route) => match routes.iter().find(|other| other.name == route.name) {
-                Some(_) => {
-                    let message = format!("another route is called {:?}, too", route.name);
-                    faults.push(Fault::new(&value.origin, format!("{field}.name"), message));
-                }
-                None => routes.push(route),
-            },
-            Err(fault) => faults.push(fault),
+        let read = |value: &Value| Route::of(value, place, &field, destinations, (retry, in_order));
+        let Some(route) = value.read_through(&field, faults, read) else { continue };
+        match routes.iter().find(|other| other.name == route.name) {
+            Some(_) => {
+                let message = format!("another route is called {:?}, too", route.name);
+                faults.push(Fault::new(&value.origin, format!("{field}.name"), message));
+            }
+            None => routes.push(route),
         }
     }
     routes
@@ -262,7 +261,7 @@ impl Route {
         value: &Value,
         place: usize,
         field: &str,
-        destinations: &[Destination],
+        destinations: &[(&str, &Origin)],
         (retry, in_order): (&RetryPolicy, bool),
     ) -> Result<Self, Fault> {
         let mut value = value.clone();
@@ -278,18 +277,6 @@ impl Route {
             None => value.origin.clone(),
         };
         let wrong = |key: &str, message: String| Fault::new(&origin(key), format!("{field}.{key}"), message);
-        let mut to = Vec::new();
-        for name in &given.to.0 {
-            match destinations.iter().position(|destination| destination.name == *name) {
-                Some(at) if to.contains(&at) => return Err(wrong("to", format!("{name:?} stands there twice"))),
-                Some(at) => to.push(at),
-                None => {
-                    let known: Vec<_> = destinations.iter().map(|destination| &*destination.name).collect();
-                    let message = format!("there is no destination {name:?} that can be used; there are {known:?}");
-                    return Err(wrong("to", message));
-                }
-            }
-        }
         if given.concurrency == Some(0) {
             return Err(wrong("concurrency", "must be at least 1".to_owned()));
         }
@@ -297,10 +284,24 @@ impl Route {
             return Err(without_order(&origin("on_dead"), &format!("{field}.on_dead")));
         }
         let retry = given.retry.map_or(Ok(retry.clone()), |given| given.policy(retry));
+        let retry = retry.map_err(|message| wrong("retry", message.to_owned()))?;
+        // Last, since nothing more is found where it is wrong.
+        let mut to = Vec::new();
+        for name in &given.to.0 {
+            match destinations.iter().position(|(known, _)| known == name) {
+                Some(at) if to.contains(&at) => return Err(wrong("to", format!("{name:?} stands there twice"))),
+                Some(at) => to.push(at),
+                None => {
+                    let known: Vec<_> = destinations.iter().map(|(known, _)| known).collect();
+                    let message = format!("there is no destination {name:?}; there are {known:?}");
+                    return Err(wrong("to", message));
+                }
+            }
+        }
         Ok(Self {
             name: given.name.unwrap_or_else(|| format!("route {place}")),
             to,
-            retry: retry.map_err(|message| wrong("retry", message.to_owned()))?,
+            retry,
             concurrency: given.concurrency,
             rate: given.rate,
             on_dead: given.on_dead,

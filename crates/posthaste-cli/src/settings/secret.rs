@@ -20,11 +20,14 @@ pub(super) fn resolve(table: &mut Table, home: &Path, faults: &mut Vec<Fault>) {
     {
         secrets.resolve(token, "http.token", true);
     }
-    if let Some(Kind::Table(telemetry)) = table.get_mut("telemetry").map(|value| &mut value.kind)
-        && let Some(Kind::Table(headers)) = telemetry.get_mut("headers").map(|value| &mut value.kind)
-    {
-        for (name, value) in headers.iter_mut() {
-            secrets.resolve(value, &format!("telemetry.headers.{name}"), true);
+    if let Some(Kind::Table(telemetry)) = table.get_mut("telemetry").map(|value| &mut value.kind) {
+        if let Some(address) = telemetry.get_mut("otlp") {
+            secrets.resolve(address, "telemetry.otlp", false);
+        }
+        if let Some(Kind::Table(headers)) = telemetry.get_mut("headers").map(|value| &mut value.kind) {
+            for (name, value) in headers.iter_mut() {
+                secrets.resolve(value, &format!("telemetry.headers.{name}"), true);
+            }
         }
     }
     if let Some(destinations) = table.get_mut("destination") {
@@ -65,7 +68,7 @@ impl Secrets<'_> {
         } else {
             // What a variable says is in the environment already.
             let is_open = !matches!(value.origin, Origin::Variable(_));
-            let is_secret = is_secret || password(&text).is_some() || text.contains("password=");
+            let is_secret = is_secret || password(&text).is_some() || has_secret(&text);
             if is_open && is_secret {
                 let message = "a secret does not stand here: give it as \"env:NAME\" or \"file:PATH\"";
                 self.faults.push(Fault::new(&value.origin, field, message));
@@ -81,8 +84,29 @@ impl Secrets<'_> {
 
 /// Whether what is called so is a secret.
 pub(super) fn is_secret_key(key: &str) -> bool {
-    let key = key.to_ascii_lowercase();
-    ["password", "secret", "secrets", "token", "seed"].iter().any(|secret| key.ends_with(secret))
+    let key = key.to_ascii_lowercase().replace('-', "_");
+    SECRETS.iter().any(|secret| key.ends_with(secret))
+}
+
+/// How the names of secrets end: those of our own settings, and those that clients of brokers have among their properties.
+const SECRETS: [&str; 12] = [
+    "password",
+    "passphrase",
+    "secret",
+    "secrets",
+    "token",
+    "seed",
+    "private_key",
+    "api_key",
+    "authorization",
+    "key.pem",
+    "jaas.config",
+    "oauthbearer.config",
+];
+
+/// Whether a secret is in it that can be told by its looks, whatever it is called.
+fn has_secret(text: &str) -> bool {
+    text.contains("PRIVATE KEY-----") || text.to_ascii_lowercase().contains("password=")
 }
 
 /// Where the password of a URL is, if it has one.
@@ -110,7 +134,7 @@ pub(crate) fn shown(url: &str) -> String {
 /// A value as it may be shown: what was resolved as what it refers to, and no secret that a variable brought.
 pub(crate) fn hidden(key: &str, value: &Value) -> String {
     match &value.kind {
-        Kind::Text(_) | Kind::Untyped(_) if is_secret_key(key) => "\"…\"".to_owned(),
+        Kind::Text(text) | Kind::Untyped(text) if is_secret_key(key) || has_secret(text) => "\"…\"".to_owned(),
         Kind::Text(text) | Kind::Untyped(text) if text.contains("://") => format!("{:?}", shown(text)),
         Kind::List(list) => {
             let items: Vec<String> = list.iter().map(|value| hidden(key, value)).collect();
@@ -144,5 +168,26 @@ mod tests {
         }
         assert!(password("postgres://shop:secret@localhost/shop").is_some());
         assert!(password("https://hooks.example/a:b").is_none());
+    }
+
+    #[test]
+    fn secrets_are_known_by_their_names_and_by_their_looks() {
+        for key in [
+            "password",
+            "nkey_seed",
+            "ssl.key.pem",
+            "ssl.keystore.password",
+            "sasl.oauthbearer.client.secret",
+            "X-Api-Key",
+        ] {
+            assert!(is_secret_key(key), "{key}");
+        }
+        for key in ["key", "key_file", "credentials_file", "ssl.certificate.pem", "username", "to"] {
+            assert!(!is_secret_key(key), "{key}");
+        }
+        let value = |text: &str| Value::untyped(text, Origin::Variable("X".to_owned()));
+        assert_eq!(hidden("note", &value("-----BEGIN EC PRIVATE KEY-----\nMHc=")), "\"…\"");
+        assert_eq!(hidden("dsn", &value("host=db Password=hunter2")), "\"…\"");
+        assert_eq!(hidden("to", &value("orders")), "\"orders\"");
     }
 }

@@ -18,7 +18,6 @@ pub(crate) struct Telemetry {
     /// The address of a collector, such as `http://127.0.0.1:4318`. Nothing is sent if there is none.
     pub(crate) otlp: Option<String>,
     /// What the relay is called there.
-    #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only who sends looks at it"))]
     pub(crate) service_name: String,
     /// How often metrics are sent.
     #[serde(with = "compact::required")]
@@ -49,13 +48,17 @@ impl Telemetry {
                 return Err(wrong("otlp", message.to_owned()));
             }
             let uri: Option<Uri> = otlp.parse().ok();
-            let is_right = uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some());
-            if !is_right {
-                let message = format!(
-                    "{otlp:?} is no address such as \"http://127.0.0.1:4318\"; for https, send to a collector of your own, which \
-                     passes it on"
-                );
-                return Err(wrong("otlp", message));
+            let address = uri.as_ref().filter(|uri| uri.scheme_str() == Some("http")).and_then(Uri::authority);
+            // Not with what was given: there may be a password in it.
+            let Some(address) = address.filter(|address| !address.host().is_empty()) else {
+                let message = "this is no address such as \"http://127.0.0.1:4318\"; for https, send to a collector of your own, \
+                               which passes it on";
+                return Err(wrong("otlp", message.to_owned()));
+            };
+            if address.as_str().contains('@') || otlp.contains('?') {
+                let message = "an address has no user, no password and no query here, which would not be sent; give what the \
+                               collector wants to know as telemetry.headers, such as { authorization = \"env:NAME\" }";
+                return Err(wrong("otlp", message.to_owned()));
             }
         }
         for (name, value) in &telemetry.headers {

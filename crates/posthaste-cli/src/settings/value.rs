@@ -177,6 +177,14 @@ impl Value {
         }
     }
 
+    /// One of a list.
+    pub(crate) fn item(&self, at: usize) -> Option<&Value> {
+        match &self.kind {
+            Kind::List(list) => list.get(at),
+            _ => None,
+        }
+    }
+
     /// Where one of a list stands.
     pub(crate) fn place(&self, at: usize) -> &Origin {
         match &self.kind {
@@ -188,6 +196,52 @@ impl Value {
     /// Makes a value of the program of it. The field is what it is called in full.
     pub(crate) fn read<T: DeserializeOwned>(&self, field: &str) -> Result<T, Fault> {
         T::deserialize(Reader(self)).map_err(|fault| fault.within(field, &self.origin))
+    }
+}
+
+impl Value {
+    /// Reads a table, and where something in it is wrong, reads it again without that, so that all of it is found. Nothing if there
+    /// was a fault, also if it is among those that are known already.
+    pub(super) fn read_through<T>(
+        &self,
+        field: &str,
+        faults: &mut Vec<Fault>,
+        read: impl Fn(&Self) -> Result<T, Fault>,
+    ) -> Option<T> {
+        let (mut rest, mut taken, mut is_misnamed) = (self.clone(), Vec::new(), false);
+        for known in faults.iter().filter_map(|fault| fault.place_in(field)) {
+            taken.extend(rest.remove(known));
+        }
+        loop {
+            let fault = match read(&rest) {
+                Ok(value) => return taken.is_empty().then_some(value),
+                Err(fault) => fault,
+            };
+            // What was taken away is missing, which is no fault of its own; and what is called wrong may be what is missing.
+            if taken.iter().any(|key| fault.is_of_missing(key)) || is_misnamed && fault.is_of_missing("") {
+                return None;
+            }
+            is_misnamed |= fault.is_of_unknown();
+            let removed = fault.place_in(field).and_then(|place| rest.remove(place));
+            faults.push(fault);
+            taken.push(removed?);
+        }
+    }
+
+    /// Takes away what is at a place such as `match.headers` or `to[2]`: as little as can be. Says what it was called.
+    fn remove(&mut self, place: &str) -> Option<String> {
+        let Kind::Table(table) = &mut self.kind else { return None };
+        let fits = |key: &&String| {
+            place.strip_prefix(&***key).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        // A key may have a dot in it.
+        let key = table.0.keys().filter(fits).max_by_key(|key| key.len())?.clone();
+        let within = place[key.len()..].strip_prefix('.');
+        let inner = within.and_then(|within| table.get_mut(&key)?.remove(within));
+        if inner.is_none() {
+            table.take(&key);
+        }
+        inner.or(Some(key))
     }
 }
 

@@ -192,6 +192,123 @@ fn all_that_is_wrong_is_said_at_once() {
 }
 
 #[test]
+fn all_that_is_wrong_with_one_table_is_said_and_nothing_that_is_not() {
+    let here = Place::with(
+        "[relay]\nworker = 4\nworkers = \"many\"\nlease = \"5 parsecs\"\n[http]\nlisten = \"0.0.0.0:80\"\ntoken = \"env:NOBODY\"\n\
+         port = 80\n[destination.x]\ntype = \"nats\"\nurl = 4\nto = \"a.{color}\"\nmax_batch = 0\nenvelope = \"letter\"\n\
+         password = \"hunter2\"\n[destination.y]\ntype = \"pigeon\"\n[[route]]\nto = [\"x\", \"z\"]\nconcurrency = 0\n\
+         rate = \"often\"\nmatch = { colour = \"red\", event_type = 7 }\n[[route]]\nto = \"x\"\n",
+    );
+    let error = here.fails(3, &["config", "check"]);
+    let mut said: Vec<&str> = error
+        .lines()
+        .map(|line| line.strip_prefix("error: posthaste.toml:").unwrap_or_else(|| panic!("{error}")))
+        .collect();
+    said.sort_by_key(|line| line.split(':').next().unwrap().parse::<u32>().unwrap());
+    let fields: Vec<&str> = said.iter().map(|line| line.split(": ").nth(1).unwrap()).collect();
+    assert_eq!(
+        fields,
+        [
+            "relay.worker",
+            "relay.workers",
+            "relay.lease",
+            "http.token",
+            "http.port",
+            "destination.x.url",
+            "destination.x.to",
+            "destination.x.max_batch",
+            "destination.x.envelope.format",
+            "destination.x.password",
+            "destination.y.type",
+            "route[1].to",
+            "route[1].concurrency",
+            "route[1].rate",
+            "route[1].match.colour",
+            "route[1].match.event_type",
+        ],
+        "{error}"
+    );
+    // What only those find who would connect.
+    let here = Place::with(
+        "[destination.x]\ntype = \"redis\"\nurl = \"http://a\"\nto = \"a\"\n[destination.y]\ntype = \"webhook\"\nto = \"https://a\"\n\
+         [destination.z]\ntype = \"nats\"\nurl = \"nats://a\"\nto = \"a.>\"\n[[route]]\nto = [\"x\", \"y\", \"z\"]\n",
+    );
+    let error = here.fails(3, &["config", "check"]);
+    for line in [1, 5, 8] {
+        assert!(error.contains(&format!("error: posthaste.toml:{line}:14: destination.")), "{error}");
+    }
+}
+
+#[test]
+fn whoever_connects_to_no_destination_needs_none_of_their_secrets() {
+    let here = Place::with(
+        "[http]\ntoken = \"env:NOBODY_SET_THIS\"\n[destination.stream]\ntype = \"redis\"\nurl = \"env:NOBODY_SET_THIS\"\nto = \"x\"\n\
+         [destination.hook]\ntype = \"webhook\"\nto = \"https://a\"\nsecrets = [\"file:no-such-file\"]\n\
+         [[route]]\nname = \"all\"\nto = [\"stream\", \"hook\"]\n",
+    );
+    here.ok(&["migrate", "up"]);
+    here.ok(&["events", "write", "--id", "1", "--type", "T", "{}"]);
+    for command in [
+        &["events", "list"][..],
+        &["dead", "list"],
+        &["migrate", "status"],
+        &["pause", "route", "all"],
+        &["pause", "destination", "hook"],
+        &["pause", "list"],
+        &["resume", "route", "all"],
+        &["purge", "--done-after", "1h", "--yes"],
+    ] {
+        here.ok(command);
+    }
+    // These know which way it goes all the same.
+    let stats = here.json(&["stats", "--output", "json"]);
+    assert_eq!(
+        (&stats["destinations"]["stream"]["new"], &stats["destinations"]["hook"]["new"]),
+        (&1.into(), &1.into())
+    );
+    let shown = here.json(&["events", "show", "1", "--output", "json"]);
+    assert_eq!((&shown["route"], &shown["paused"]), (&"all".into(), &"destination hook".into()), "{shown}");
+    assert!(here.fails(1, &["pause", "route", "other"]).contains("[\"all\"]"));
+    for command in [&["config", "check"][..], &["relay", "--once"], &["doctor"]] {
+        assert!(here.fails(3, command).contains("NOBODY_SET_THIS is not set"), "{command:?}");
+    }
+    // What they need themselves they do miss.
+    let here = Place::with("[database]\nurl = \"env:NOBODY_SET_THIS\"\n");
+    assert!(here.fails(3, &["dead", "list"]).contains("NOBODY_SET_THIS is not set"));
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn keys_and_passwords_among_the_properties_of_a_client_are_not_shown() {
+    let settings = |key: &str| {
+        format!(
+            "[destination.x]\ntype = \"kafka\"\nbrokers = \"a\"\nto = \"a\"\n\
+             properties = {{ \"ssl.key.pem\" = \"{key}\", \"linger.ms\" = \"5\" }}\n"
+        )
+    };
+    let here = Place::with(&settings("-----BEGIN PRIVATE KEY-----hunter2"));
+    for command in [&["config", "print"][..], &["config", "check"], &["relay"]] {
+        let error = here.fails(3, command);
+        assert!(error.contains("destination.x.properties.ssl.key.pem: a secret does not stand here"), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+    let here = Place::with(&settings("env:KEY")).variable("KEY", "-----BEGIN PRIVATE KEY-----hunter2");
+    let printed = here.ok(&["config", "print"]);
+    assert!(printed.contains("ssl.key.pem = \"env:KEY\"") && printed.contains("linger.ms = \"5\""), "{printed}");
+    assert!(!printed.contains("hunter2"), "{printed}");
+}
+
+#[test]
+fn who_may_be_waited_for_may_also_not_be() {
+    let lazy = |settings: &str| Place::with(&format!("[destination.x]\nlazy = true\n{settings}"));
+    lazy("type = \"nats\"\nurl = \"nats://a\"\nto = \"a\"\n").ok(&["config", "check"]);
+    lazy("type = \"webhook\"\nto = \"https://a\"\nunsigned = true\n").ok(&["config", "check"]);
+    // A file is opened at once.
+    let error = lazy("type = \"file\"\npath = \"a\"\n").fails(3, &["config", "check"]);
+    assert!(error.contains("posthaste.toml:2:1: destination.x.lazy: "), "{error}");
+}
+
+#[test]
 fn wrong_variables_and_flags_are_named() {
     let here = Place::new().variable("POSTHASTE_RELAY_WORKERS", "many");
     let error = here.fails(3, &["config", "check"]);
@@ -236,6 +353,26 @@ fn what_counts_is_printed_with_where_it_comes_from() {
         assert!(found.ends_with(&format!("# {origin}")), "{found}");
     }
     assert!(!printed.contains("hunter"), "{printed}");
+    for line in [
+        "telemetry.interval = \"15s\"",
+        "telemetry.service_name = \"posthaste\"",
+        "destination.orders-eu.envelope = \"plain\"",
+        "route[1] = { name = \"everything\", match = {}, to = [\"orders-eu\"]",
+    ] {
+        let found = printed.lines().find(|printed| printed.starts_with(line));
+        assert!(found.is_some_and(|found| found.ends_with("# default")), "{line}: {printed}");
+    }
+    let here = Place::with(
+        "[[route]]\nto = \"stdout\"\nmatch = { event_type = [\"Order*\", \"Bill\"], headers = { region = \"eu\" } }\n\
+         envelope = { format = \"cloudevents-binary\", source = \"/shop\" }\n",
+    );
+    let printed = here.ok(&["config", "print"]);
+    for words in [
+        "match = { event_type = [\"Order*\", \"Bill\"], headers = { region = \"eu\" } }, to = [\"stdout\"]",
+        "envelope = { format = \"cloudevents-binary\", source = \"/shop\" }",
+    ] {
+        assert!(printed.contains(words), "{words}: {printed}");
+    }
     // A variable may hold the secret itself, and is not shown either.
     let here = Place::new().variable("POSTHASTE_DATABASE_URL", "postgres://shop:hunter2@db/shop");
     let printed = here.ok(&["config", "print"]);

@@ -37,6 +37,7 @@ const COMMANDS: &[&[&str]] = &[
     &["pause", "list"],
     &["resume"],
     &["resume", "route"],
+    &["resume", "destination"],
     &["purge"],
     &["doctor"],
     &["completions"],

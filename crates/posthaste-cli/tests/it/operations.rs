@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::{Connection, PgConnection};
 
@@ -246,8 +246,36 @@ fn many_who_ask_and_say_nothing_do_not_keep_others_out_for_long() {
     let here = Place::new();
     let mut relay = here.start(&["relay"]);
     let address = address(&mut relay);
-    // More than may ask at once, none of whom asks anything.
+    // More than may ask at once, none of whom asks anything; and more who have asked, and do not read the answer.
     let _idle: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
-    until("there is an answer", || ask(address, "/healthz", "").0 == 200);
+    let _slow: Vec<TcpStream> = (0..40)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            // Of what it says it never says the end.
+            write!(stream, "POST /metrics HTTP/1.1\r\nHost: {address}\r\nContent-Length: 9\r\n\r\n").unwrap();
+            stream
+        })
+        .collect();
+    // Whoever looks after it does not wait for long, and would take it for dead.
+    let asked = Instant::now();
+    assert_eq!(ask(address, "/healthz", "").0, 200);
+    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    terminated(relay);
+}
+
+#[test]
+fn what_waits_is_seen_also_where_nothing_is_claimed() {
+    let here = Place::with(
+        "[http]\nlisten = \"127.0.0.1:0\"\nsample_interval = \"100ms\"\n[relay]\npoll_interval = \"50ms\"\n",
+    );
+    here.ok(&["migrate", "up"]);
+    here.ok(&["pause", "destination", "stdout"]);
+    let mut relay = here.start(&["relay"]);
+    let address = address(&mut relay);
+    relay.says("delivering");
+    here.ok(&["events", "write", "--type", "OrderPlaced", "{}"]);
+    // The alert asks for this one: of what is not claimed the other says nothing.
+    until("it is seen for how long it waits", || metrics(address)["posthaste_oldest_pending_seconds"] > 1.0);
+    assert_eq!(metrics(address).get("posthaste_oldest_lag_seconds").copied().unwrap_or_default(), 0.0);
     terminated(relay);
 }

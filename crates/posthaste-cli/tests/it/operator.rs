@@ -230,6 +230,15 @@ fn the_dead_are_grouped_redriven_and_discarded_and_nothing_without_a_yes() {
     assert!(preview.contains("nothing was changed; say --yes to go on"), "{preview}");
     assert_eq!(stats()["dead"], 12);
 
+    // Of those that are named, the ones that fit what else is said: the preview says so before.
+    let preview = here.fails(1, &["dead", "redrive", "e1", "e4", "--type", "Refunded"]);
+    assert!(preview.contains("1 event to redrive") && preview.contains("e1 is not among those"), "{preview}");
+    assert!(!preview.contains("  e1  ") && preview.contains("  e4  "), "{preview}");
+    assert!(
+        here.fails(1, &["dead", "discard", "e1", "--error", "nothing like it", "--yes"]).contains("nothing to discard")
+    );
+    assert_eq!(stats()["dead"], 12);
+
     assert_eq!(here.ok(&["dead", "redrive", "e1", "e2", "nobody", "--yes"]), "2 redriven\n");
     assert_eq!((&stats()["dead"], &stats()["new"]), (&10.into(), &2.into()));
     let said = here.fails(1, &["dead", "redrive", "e1", "--yes"]);

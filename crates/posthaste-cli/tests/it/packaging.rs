@@ -70,6 +70,21 @@ fn the_compose_file_has_settings_and_commands_that_the_command_accepts() {
         let file = service["build"]["dockerfile"].as_str().unwrap();
         assert!(read(file).contains("ENTRYPOINT [\"/usr/local/bin/posthaste\"]"));
     }
+    // What Kafka writes is in its volume, and not in the container, which goes with the next `down`.
+    let kafka = &compose["services"]["kafka"];
+    let directory = kafka["environment"]["KAFKA_LOG_DIRS"].as_str().unwrap();
+    assert_eq!(texts(&kafka["volumes"]), [format!("kafka:{directory}")]);
+    // While PostgreSQL is being set up it listens at its socket alone, and is not there yet.
+    let check = texts(&compose["services"]["postgres"]["healthcheck"]["test"]);
+    assert!(check.windows(2).any(|words| words[0] == "--host" && words[1] != "/"), "{check:?}");
+    // Every command of the comments finds the file, from the root of the repository, and none forgets the password.
+    let text = read("packaging/compose/compose.yaml");
+    let commands: Vec<&str> =
+        text.lines().filter(|line| line.starts_with('#') && line.contains("docker compose ")).collect();
+    assert!(commands.len() > 3 && text.contains("export POSTGRES_PASSWORD="), "{commands:?}");
+    for command in commands {
+        assert!(command.contains("docker compose --file packaging/compose/compose.yaml "), "{command}");
+    }
     // Kafka says of itself what the relay looks for.
     let advertised = compose["services"]["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].as_str().unwrap();
     assert!(settings.contains(advertised.strip_prefix("PLAINTEXT://").unwrap()), "{advertised}");
@@ -92,9 +107,26 @@ fn systemd_accepts_the_unit() {
     let words: Vec<&str> = command.split(' ').collect();
     let here = Place::new();
     here.ok(&[&words[..], &["--help"]].concat());
-    for status in unit.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus=")).unwrap().split(' ') {
+    let given_up = unit.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus=")).unwrap();
+    for status in given_up.split(' ') {
         assert!(read("docs/relay.md").contains(&format!("\n| {status} | ")), "{status} is not documented");
     }
+    // To reload is to check the settings, and to end by a signal after which the relay is started anew.
+    let reload: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix("ExecReload=")).collect();
+    let [check, signal] = reload[..] else { panic!("{reload:?}") };
+    let check: Vec<&str> = check.strip_prefix("/usr/local/bin/posthaste ").unwrap().split(' ').collect();
+    assert_eq!(
+        (&check[..2], &check[2..]),
+        (&["config", "check"][..], &words[1..]),
+        "the settings that it is started with"
+    );
+    assert_eq!(signal, "/bin/kill -HUP $MAINPID");
+    let mut relay = here.start(&["relay"]);
+    relay.says("delivering");
+    relay.signal("-HUP");
+    let (status, _, said) = relay.end();
+    assert_eq!(status, Some(0), "{said}");
+    assert!(unit.contains("\nRestart=always\n") && !given_up.split(' ').any(|status| status == "0"), "{unit}");
 
     here.write("posthaste-relay.service", &unit.replace("/usr/local/bin/posthaste", env!("CARGO_BIN_EXE_posthaste")));
     let file = here.path("posthaste-relay.service");
@@ -104,7 +136,7 @@ fn systemd_accepts_the_unit() {
     let about_us: Vec<_> = said.lines().filter(|line| line.contains("posthaste-relay")).collect();
     assert!(output.status.success() && about_us.is_empty(), "{said}");
     // It does look: a word that is none is told.
-    here.write("posthaste-relay.service", &unit.replace("Restart=on-failure", "Restart=sometimes"));
+    here.write("posthaste-relay.service", &unit.replace("Restart=always", "Restart=sometimes"));
     let output = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output().unwrap();
     assert!(stderr(&output).contains("sometimes"), "{}", stderr(&output));
 }
@@ -167,16 +199,18 @@ fn dashboard_and_alerts_ask_for_metrics_that_there_are() {
         readme.lines().filter_map(|line| line.strip_prefix("- `")?.strip_suffix('`').map(str::to_owned)).collect();
     assert_eq!(used, listed, "the list in packaging/README.md");
 
-    // The table of the library is checked against what it reports; breakers name theirs in the code.
-    let table = read("crates/posthaste-core/src/metrics.rs");
-    let promised = table.lines().filter(|line| line.starts_with("/// | ["));
-    let mut known: BTreeSet<String> =
-        promised.map(|line| line.rsplit('`').nth(1).unwrap().split('{').next().unwrap().to_owned()).collect();
-    let breaker = read("crates/posthaste-publishers/src/breaker.rs");
-    known.extend(breaker.split("!(\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()));
+    // The tables of the page are checked against what a relay reports.
+    let page = read("docs/metrics.md");
+    let known: BTreeSet<&str> = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     for name in &listed {
-        assert!(known.contains(name), "nobody reports {name}");
+        assert!(known.contains(&**name), "nobody reports {name}");
     }
+    // How long events wait is asked of the table: what is not claimed, as when all is paused or away, has no lag.
+    let alerts = alerts().join("\n");
+    assert!(
+        alerts.contains("posthaste_oldest_pending_seconds") && !alerts.contains("posthaste_oldest_lag_seconds"),
+        "{alerts}"
+    );
     // The labels, too.
     for query in &queries {
         for status in query.split("status=~\"").skip(1).chain(query.split("status=\"").skip(1)) {

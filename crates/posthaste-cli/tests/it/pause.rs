@@ -1,12 +1,14 @@
 //! `posthaste pause` and `resume`: heeded by every relay, kept by the database.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use sqlx::{Connection, PgConnection};
 
 use crate::operations::{address, metrics};
-use crate::place::{Place, until};
-use crate::relay::{lines, postgres, variable};
+use crate::place::{Late, Place, until};
+use crate::relay::{lines, postgres, redis, socket, unique, variable};
 
 const ROUTES: &str = "[relay]\npoll_interval = \"50ms\"\n\
     [destination.a]\ntype = \"file\"\npath = \"a.ndjson\"\n[destination.b]\ntype = \"file\"\npath = \"b.ndjson\"\n\
@@ -111,8 +113,9 @@ fn a_paused_destination_holds_every_route_that_leads_there() {
     for (id, kind) in [("1", "One"), ("2", "Two"), ("3", "Both")] {
         write(&here, id, kind);
     }
-    // It counts for whoever drains and ends, too.
-    here.ok(&["relay", "--once"]);
+    // It counts for whoever drains and ends, too, who says what is left.
+    let said = here.fails(8, &["relay", "--once"]);
+    assert!(said.contains("left, because it is paused: destination b") && said.contains("events=2"), "{said}");
     assert_eq!(ids(&here, "a.ndjson"), BTreeSet::from(["1".to_owned()]), "what goes to both goes to none");
     assert_eq!(ids(&here, "b.ndjson"), BTreeSet::new());
     for id in ["2", "3"] {
@@ -126,6 +129,96 @@ fn a_paused_destination_holds_every_route_that_leads_there() {
         here.ok(&["relay", "--once"]);
         done(&here) == 3
     });
+}
+
+/// Runs a relay that drains, which has to end by itself: its status, and what it says.
+fn drained(here: &Place, more: &[&str]) -> (Option<i32>, String) {
+    let (status, _, said) = here.start(&[&["relay", "--once"], more].concat()).end();
+    (status, said)
+}
+
+#[test]
+fn whoever_drains_ends_also_where_everything_is_paused() {
+    for order in ["", "[relay]\nordered = true\n"] {
+        let here = Place::with(&ROUTES.replacen("[relay]\n", if order.is_empty() { "[relay]\n" } else { order }, 1));
+        write(&here, "1", "One");
+        // No route fits it, so it would be DEAD.
+        write(&here, "2", "Stray");
+        for destination in ["a", "b"] {
+            here.ok(&["pause", "destination", destination]);
+        }
+        let (status, said) = drained(&here, &[]);
+        assert_eq!(status, Some(8), "{said}");
+        assert!(said.contains("left, because it is paused: destination a") && said.contains("events=1"), "{said}");
+        assert_eq!(here.json(&["stats", "--output", "json"])["dead"], 0);
+        assert_eq!((done(&here), ids(&here, "a.ndjson").len()), (0.into(), 0));
+        here.ok(&["resume", "destination", "a"]);
+        // Nothing is left of what is still paused, so it is no matter.
+        let (status, said) = drained(&here, &[]);
+        assert_eq!((status, done(&here)), (Some(0), 1.into()), "{said}");
+        // Without anything to deliver it ends as well.
+        here.ok(&["pause", "destination", "a"]);
+        let (status, said) = drained(&here, &[]);
+        assert_eq!(status, Some(0), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_drains_ends_also_where_many_events_are_put_off_again_and_again() {
+    let url = postgres().await;
+    let here = Place::with(ROUTES).variable("POSTHASTE_DATABASE_URL", &url);
+    here.ok(&["migrate", "up"]);
+    here.ok(&["pause", "route", "one"]);
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let insert = "INSERT INTO outbox_event (event_id, event_type, payload) \
+                  SELECT 'id-' || n, CASE n WHEN 15000 THEN 'Two' ELSE 'One' END, '{}' FROM generate_series(1, 20000) AS n";
+    sqlx::raw_sql(insert).execute(&mut connection).await.unwrap();
+    let (status, said) = drained(&here, &[]);
+    assert_eq!(status, Some(8), "{said}");
+    assert!(said.contains("left, because it is paused: route one") && said.contains("or_more=true"), "{said}");
+    assert_eq!(ids(&here, "b.ndjson"), BTreeSet::from(["id-15000".to_owned()]));
+}
+
+#[test]
+fn whoever_drains_waits_for_a_destination_that_is_away_but_not_for_ever() {
+    for order in ["", "[relay]\nordered = true\n"] {
+        let late = Late::to(&socket(&variable("POSTHASTE_TEST_REDIS_URL")));
+        let stream = unique("drained:");
+        let here = Place::with(&format!(
+            "{order}[destination.stream]\ntype = \"redis\"\nurl = \"redis://{}\"\nto = \"{stream}\"\nlazy = true\n",
+            late.address
+        ));
+        write(&here, "1", "One");
+        let started = Instant::now();
+        let (status, said) = drained(&here, &["--wait", "2s"]);
+        assert_eq!(status, Some(8), "{said}");
+        assert!(said.contains("left, because it is away: destination stream") && said.contains("events=1"), "{said}");
+        assert!(started.elapsed() >= Duration::from_secs(2), "{said}");
+        assert_eq!(here.json(&["events", "show", "1", "--output", "json"])["attempts"], 0);
+
+        // It is back before the end. The first may be put off by then, and is left to the next.
+        write(&here, "2", "One");
+        let mut relay = here.start(&["relay", "--once", "--wait", "1m"]);
+        relay.says("destination is away");
+        late.arrive();
+        let (status, _, said) = relay.end();
+        assert_eq!(status, Some(0), "{said}");
+        assert_eq!(here.json(&["events", "show", "2", "--output", "json"])["status"], "DONE", "{said}");
+        assert!(["1", "2"].contains(&&*redis(&["XLEN", &stream])), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_table_of_pauses_that_is_not_ours_is_named() {
+    let url = postgres().await;
+    let here = Place::with(ROUTES).variable("POSTHASTE_DATABASE_URL", &url);
+    here.ok(&["migrate", "up"]);
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let foreign = "DROP TABLE outbox_event_pause; CREATE TABLE outbox_event_pause (minutes INTEGER)";
+    sqlx::raw_sql(foreign).execute(&mut connection).await.unwrap();
+    let error = here.fails(5, &["relay", "--once"]);
+    assert!(error.contains("there is a table outbox_event_pause that is not ours"), "{error}");
+    assert!(error.contains("rename it") && !error.contains("migrate"), "{error}");
 }
 
 #[test]

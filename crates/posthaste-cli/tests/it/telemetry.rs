@@ -172,16 +172,21 @@ fn a_collector_that_is_away_holds_nothing_up() {
 #[test]
 fn what_is_wrong_with_it_is_said() {
     for (settings, wrong) in [
-        ("otlp = \"localhost:4318\"", "telemetry.otlp: \"localhost:4318\" is no address such as"),
+        ("otlp = \"localhost:4318\"", "telemetry.otlp: this is no address such as"),
         ("otlp = \"https://collector.example\"", "for https, send to a collector of your own"),
         (
             "otlp = \"http://x\"\nheaders = { authorization = \"Bearer me\" }",
             "telemetry.headers.authorization: a secret does not stand here",
         ),
         ("endpoint = \"http://x\"", "telemetry.endpoint"),
+        ("otlp = \"http://shop:hunter2@collector\"", "telemetry.otlp: a secret does not stand here"),
+        ("otlp = \"env:COLLECTOR\"", "give what the collector wants to know as telemetry.headers"),
+        ("otlp = \"env:HTTPS_COLLECTOR\"", "telemetry.otlp: this is no address such as"),
     ] {
-        let here = Place::with(&format!("[telemetry]\n{settings}\n"));
+        let here = Place::with(&format!("[telemetry]\n{settings}\n"))
+            .variable("COLLECTOR", "http://shop:hunter2@collector")
+            .variable("HTTPS_COLLECTOR", "https://hunter2@collector");
         let error = here.fails(3, &["relay"]);
-        assert!(error.contains(wrong), "{settings}: {error}");
+        assert!(error.contains(wrong) && !error.contains("hunter2"), "{settings}: {error}");
     }
 }

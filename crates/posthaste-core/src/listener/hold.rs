@@ -26,7 +26,8 @@ const LOOK: Duration = Duration::from_millis(250);
 /// What is held stays in the table, and uses up no attempt. Where every listener of an outbox is held, nothing is claimed.
 /// Otherwise events are claimed with those of others and put off: by two seconds at first, then by a quarter of the time since it
 /// is held, up to five minutes, and those of which there are many at 2000 in a second. So after a release they are there again
-/// within a quarter of the time that they were held for, or two seconds, and two minutes more if there are very many.
+/// within a quarter of the time that they were held for, but two seconds at least and five minutes at most, and two minutes more if
+/// there are very many.
 ///
 /// ```
 /// # extern crate posthaste_core as posthaste;

@@ -32,7 +32,11 @@ DECLARE
     digits CONSTANT TEXT := '0123456789ABCDEFGHJKMNPQRSTVWXYZ';
 BEGIN
     aggregate_type := coalesce(aggregate_type, '__GLOBAL__');
-    occurred_at := coalesce(occurred_at, written_at);
+    -- What is to be available now was given a moment ago, or at the start of the transaction; it has not happened since.
+    occurred_at := coalesce(
+        occurred_at,
+        CASE WHEN available_at < written_at AND available_at >= least(now(), written_at - INTERVAL '2 seconds') THEN available_at END,
+        written_at);
     content_type := coalesce(
         content_type, CASE WHEN payload IS NOT NULL THEN 'application/json' ELSE 'application/octet-stream' END);
 
@@ -142,3 +146,15 @@ BEGIN
     RETURN event_id;
 END
 $function$;
+
+-- The same path for whoever calls it: not with the schema of his own, where "$user" is in it, and not with his temporary tables first.
+DO $path$
+DECLARE
+    path TEXT;
+BEGIN
+    SELECT coalesce(string_agg(quote_ident(s.name), ', ' ORDER BY s.place) || ', ', '') || 'pg_temp' INTO path
+        FROM unnest(current_schemas(FALSE)) WITH ORDINALITY AS s (name, place) WHERE s.name NOT LIKE 'pg\_%';
+    EXECUTE 'ALTER FUNCTION {schema}"{function}"(TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, JSONB, BYTEA, TEXT, TEXT, TIMESTAMPTZ, '
+        'TIMESTAMPTZ, INTERVAL) SET search_path = ' || path;
+END
+$path$;

@@ -141,11 +141,11 @@ async fn bad_input_is_refused_in_the_words_of_the_library_and_nothing_is_stored(
         ),
         (
             "'T', NULL, NULL, '{', NULL",
-            "payload is not valid JSON; send text that is not JSON as the option payload_base64",
+            "payload is not valid JSON, or nested too deeply for this server; send it as the option payload_base64",
         ),
         (
             "'T', NULL, NULL, '', NULL",
-            "payload is not valid JSON; send text that is not JSON as the option payload_base64",
+            "payload is not valid JSON, or nested too deeply for this server; send it as the option payload_base64",
         ),
         (
             "'T', NULL, NULL, '1', '{\"payload_base64\": \"AA==\"}'",
@@ -222,6 +222,66 @@ async fn bad_input_is_refused_in_the_words_of_the_library_and_nothing_is_stored(
     let error = call(&mut database.connection().await, headers).await.unwrap_err().to_string();
     assert!(error.contains("bytes as JSON, the limit is 65536; put the large ones in the payload"), "{error}");
     assert_eq!(store.counts().await.unwrap().pending(), 0);
+}
+
+#[tokio::test]
+async fn what_is_available_now_was_said_a_moment_ago() {
+    let database = Database::new().await;
+    let store = with_procedure(&database).await;
+    let mut connection = database.connection().await;
+    // With microseconds, and in whole seconds, as clients have them.
+    for format in ["%Y-%m-%dT%H:%i:%s.%fZ", "%Y-%m-%dT%H:%i:%sZ"] {
+        let arguments =
+            format!("'T', NULL, NULL, '1', JSON_OBJECT('available_at', DATE_FORMAT(UTC_TIMESTAMP(6), '{format}'))");
+        call(&mut connection, &arguments).await.unwrap();
+    }
+    let (_, claimed) = claim(&store, 10).await;
+    assert_eq!((claimed.rows.len(), claimed.malformed.len()), (2, 0));
+
+    // Longer ago is a mistake, and so is a moment before one that was given.
+    let arguments = "'T', NULL, NULL, '1', JSON_OBJECT('available_at', DATE_FORMAT(UTC_TIMESTAMP(6) - INTERVAL 10 SECOND, \
+                     '%Y-%m-%dT%H:%i:%s.%fZ'))";
+    let error = call(&mut connection, arguments).await.unwrap_err().to_string();
+    assert!(error.contains("is before occurred_at"), "{error}");
+}
+
+#[tokio::test]
+async fn headers_are_as_large_as_those_of_the_library() {
+    let database = Database::new().await;
+    let store = with_procedure(&database).await;
+    let mut connection = database.connection().await;
+    // 600 of 109 bytes each, and a bracket: with the spaces that servers add they are over the limit.
+    let fitting = |last: usize| {
+        let headers = (0..600).map(|n| (format!("k{n:03}"), "v".repeat(if n == 599 { last } else { 99 })));
+        headers.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    for (last, fits) in [(99, true), (99 + 65536 - 65401, true), (99 + 65537 - 65401, false)] {
+        let headers = fitting(last);
+        let event = Event::builder("T").json_text("1").headers(headers.clone()).build();
+        assert_eq!(event.is_ok(), fits, "{last}");
+        let options = serde_json::json!({ "headers": headers }).to_string();
+        let called = call(&mut connection, &format!("'T', NULL, NULL, '1', '{options}'")).await;
+        match called {
+            Ok(id) => {
+                let read = store.find(&EventId::from_row(&id)).await.unwrap().unwrap().event.unwrap();
+                assert!(fits && read.headers() == event.unwrap().headers(), "{last}");
+            }
+            Err(error) => {
+                assert!(!fits && error.to_string().contains("headers have 65537 bytes as JSON"), "{last}: {error}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_nested_too_deeply_is_not_called_something_else() {
+    let database = Database::new().await;
+    with_procedure(&database).await;
+    let mut connection = database.connection().await;
+    let nested = |levels: usize| format!("'T', NULL, NULL, '{}{}', NULL", "[".repeat(levels), "]".repeat(levels));
+    call(&mut connection, &nested(30)).await.unwrap();
+    let error = call(&mut connection, &nested(120)).await.unwrap_err().to_string();
+    assert!(error.contains("or nested too deeply for this server; send it as the option payload_base64"), "{error}");
 }
 
 async fn assert_refused(database: &Database, store: &MySqlStore, arguments: &str, expected: &str) {

@@ -202,6 +202,62 @@ async fn bad_input_is_refused_in_the_words_of_the_library_and_nothing_is_stored(
     }
 }
 
+#[tokio::test]
+async fn what_is_available_now_was_said_a_moment_ago() {
+    let database = Database::new().await;
+    let store = with_function(database.store().await).await;
+    for moment in ["now()", "clock_timestamp()", "clock_timestamp() - INTERVAL '900 ms'"] {
+        call(&store, &format!("'T', '1', available_at => {moment}"))
+            .await
+            .unwrap_or_else(|error| panic!("{moment}: {error}"));
+    }
+    // The time of a transaction is that of its start, however long ago.
+    sql(&store, "BEGIN; SELECT pg_sleep(2.5); SELECT posthaste_write('T', '1', available_at => now()); COMMIT").await;
+    let (_, claimed) = claim(&store, 10).await;
+    assert_eq!((claimed.rows.len(), claimed.malformed.len()), (4, 0));
+
+    // Longer ago is a mistake, and so is a moment before one that was given.
+    for arguments in [
+        "'T', '1', available_at => now() - INTERVAL '10 s'",
+        "'T', '1', available_at => now(), occurred_at => now() + INTERVAL '1 ms'",
+    ] {
+        let error = call(&store, arguments).await.unwrap_err().to_string();
+        assert!(error.contains("nothing is delivered before it happened"), "{arguments}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_caller_with_tables_of_the_same_name_writes_where_it_is_meant() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    // The usual path, by which everybody has a schema of his own first.
+    let path: String = sqlx::query_scalar("SHOW search_path").fetch_one(store.pool()).await.unwrap();
+    assert_eq!(path, "\"$user\", public");
+    let store = with_function(store).await;
+    let role = format!("posthaste_{}_namesake", std::process::id());
+    sql(
+        &store,
+        format!(
+            "DROP ROLE IF EXISTS {role}; CREATE ROLE {role}; GRANT INSERT, SELECT ON outbox_event TO {role}; \
+             CREATE SCHEMA {role} AUTHORIZATION {role}; CREATE TABLE {role}.outbox_event (LIKE public.outbox_event INCLUDING ALL); \
+             ALTER TABLE {role}.outbox_event OWNER TO {role}"
+        ),
+    )
+    .await;
+    let options = database.options().options([("role", &role)]);
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
+    let namesake = PgStore::new(pool);
+    let call = "SELECT public.posthaste_write('T', '1')";
+    sql(&namesake, call).await;
+    sql(&namesake, "CREATE TEMPORARY TABLE outbox_event (LIKE public.outbox_event INCLUDING ALL)").await;
+    sql(&namesake, call).await;
+    let there: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM public.outbox_event").fetch_one(store.pool()).await.unwrap();
+    assert_eq!(there, 2);
+    namesake.pool().close().await;
+    sql(&store, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+}
+
 async fn assert_refused(store: &PgStore, arguments: &str, column: &str, expected: &str) {
     let shown: String = arguments.chars().take(60).collect();
     let error = call(store, arguments).await.unwrap_err();
