@@ -1,7 +1,7 @@
 //! What every command says of itself, kept in `tests/it/golden/help.txt`. To accept a change:
 //!
 //! ```sh
-//! POSTHASTE_GOLDEN=overwrite cargo test -p posthaste-cli --test it help::
+//! POSTHASTE_GOLDEN=overwrite cargo test -p posthaste-cli --all-features --test it help::
 //! ```
 
 use crate::golden::assert_kept;
