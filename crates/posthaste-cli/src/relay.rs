@@ -335,6 +335,9 @@ impl Signals {
 fn log_to_stderr(log: &Log) {
     let filter = log.filter.as_deref().unwrap_or("warn,posthaste=info");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(filter));
+    // What it does not know in a URL it tells with its value, which may be a misspelt password. We refuse such a URL ourselves.
+    let silent = ["sqlx_postgres::options=off", "sqlx_mysql::options=off"];
+    let filter = silent.into_iter().filter_map(|part| part.parse().ok()).fold(filter, EnvFilter::add_directive);
     let log_to = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A second one would be a mistake of ours, and no reason not to deliver.
     let _ = match log.format {
