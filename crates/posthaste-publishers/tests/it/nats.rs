@@ -434,13 +434,13 @@ async fn an_answer_that_comes_twice_counts_for_no_other_message() {
     add_stream(&url(), "mute-too", r#", "no_ack": true"#);
     // Somebody who answers as JetStream does, but twice.
     let other = async_nats::connect(url()).await.unwrap();
-    let mut asked = other.subscribe("twice.>").await.unwrap();
+    let mut asked = other.subscribe("echoed.>").await.unwrap();
     other.flush().await.unwrap();
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let answering = tokio::spawn(async move {
         while let Some(message) = asked.next().await {
             let to = message.reply.unwrap();
-            let answer = if message.subject.ends_with("word") { "hello" } else { r#"{"stream": "twice", "seq": 1}"# };
+            let answer = if message.subject.ends_with("word") { "hello" } else { r#"{"stream": "echoed", "seq": 1}"# };
             other.publish(to.clone(), answer.into()).await.unwrap();
             other.publish(to.clone(), answer.into()).await.unwrap();
             other.flush().await.unwrap();
@@ -448,7 +448,7 @@ async fn an_answer_that_comes_twice_counts_for_no_other_message() {
         }
     });
     let nats = Nats::connect(NatsOptions::new(url()).ack_timeout(Duration::from_millis(300))).await.unwrap();
-    let results = nats.publish(vec![message("twice.x", "1", ""), message("twice.word", "2", "")]).await;
+    let results = nats.publish(vec![message("echoed.x", "1", ""), message("echoed.word", "2", "")]).await;
     assert_eq!(kinds(&results), [None, RETRYABLE]);
     assert!(results[1].as_ref().unwrap_err().to_string().contains("who is not JetStream"), "{results:?}");
     let mut inboxes = vec![told.recv().await.unwrap(), told.recv().await.unwrap()];
@@ -456,7 +456,7 @@ async fn an_answer_that_comes_twice_counts_for_no_other_message() {
     let results = nats.publish(messages("mute-too.x", "m", 2)).await;
     assert_eq!(kinds(&results), [RETRYABLE, RETRYABLE]);
     for _ in 0..2 {
-        assert_eq!(kinds(&nats.publish(vec![message("twice.x", "3", "")]).await), [None]);
+        assert_eq!(kinds(&nats.publish(vec![message("echoed.x", "3", "")]).await), [None]);
         inboxes.push(told.recv().await.unwrap());
     }
     answering.abort();
