@@ -51,10 +51,23 @@ pub(crate) fn own_cpu_seconds() -> anyhow::Result<f64> {
     Ok(cpu_seconds(std::process::id())?.0)
 }
 
+/// How long the processors of this machine worked, for whomever.
+pub(crate) fn machine_cpu_seconds() -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let ticks =
+        stat.lines().next().and_then(|line| line.strip_prefix("cpu ")).context("/proc has another form here")?;
+    let ticks: Vec<f64> = ticks.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    let [user, nice, system, _idle, _waiting, irq, softirq, ..] = ticks[..] else {
+        anyhow::bail!("/proc has another form here")
+    };
+    Ok((user + nice + system + irq + softirq) / TICKS_PER_SECOND)
+}
+
+/// Of the kernel's clock, which has been the same on every machine for decades.
+const TICKS_PER_SECOND: f64 = 100.0;
+
 /// How long the processor worked for a process, and for children of it that have ended.
 fn cpu_seconds(pid: u32) -> anyhow::Result<(f64, f64)> {
-    /// Of the kernel's clock, which has been the same on every machine for decades.
-    const TICKS_PER_SECOND: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name of the program, in parentheses, may hold anything.
     let (_, fields) = stat.rsplit_once(')').context("/proc has another form here")?;

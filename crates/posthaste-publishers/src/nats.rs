@@ -43,6 +43,7 @@
 
 mod connection;
 mod error;
+mod inbox;
 mod options;
 mod sending;
 
@@ -70,7 +71,7 @@ use crate::publisher::{Message, PublishError, Publisher, Results, runs_of};
 
 use connection::{CHECK, Connection};
 use error::{Trouble, no_stream, nobody_to_ask};
-use sending::{Watch, is_subject, no_subject, prepared};
+use sending::{Preparing, Watch, is_subject, no_subject, of_its_key_before};
 
 pub use options::NatsOptions;
 
@@ -203,36 +204,24 @@ impl Nats {
         let options = &self.0.options;
         let turn = if in_order { Some(connection.turn.lock().await) } else { None };
         let (mut news, mut ends) = (Watch::new(connection, options.ack_timeout), self.0.pauses.round());
-        let mut sent = Vec::with_capacity(messages.len());
+        // All of them are prepared before the first is handed over: so many go over the connection together.
+        let (mut prepared, mut preparing) = (Vec::with_capacity(messages.len()), Preparing::default());
         for (place, message) in messages.iter().enumerate() {
-            let before = in_order.then(|| place.checked_sub(1)).flatten().map(|place| messages[place]);
-            let before = before.filter(|before| before.key.is_some() && before.key == message.key);
-            if before.is_some() && sent.last().is_some_and(Result::is_err) {
-                sent.push(Err(Trouble::NotSent));
+            let before = in_order.then(|| of_its_key_before(messages, place)).flatten();
+            if before.is_some() && prepared.last().is_some_and(Result::is_err) {
+                prepared.push(Err(Trouble::NotSent));
                 continue;
             }
             let left = ends.enter(&[&message.to]).err();
             let put_off = left.map(|left| Err(PublishError::deferred(no_leader(&message.to), left)));
-            sent.push(match put_off.unwrap_or_else(|| prepared(message, options.expected_stream.as_deref(), before)) {
-                Ok(publish) => news.handed_over(connection, &message.to, publish).await,
-                // Nobody has seen it.
-                Err(error) => Err(Trouble::Told(error.unasked())),
-            });
+            let publish =
+                put_off.unwrap_or_else(|| preparing.prepared(message, options.expected_stream.as_deref(), before));
+            // Nobody has seen it.
+            prepared.push(publish.map_err(|error| Trouble::Told(error.unasked())));
         }
-        drop(turn);
-        let (mut results, mut repeats) = (Vec::with_capacity(messages.len()), 0);
-        for (message, pending) in messages.iter().zip(sent) {
-            let answer = match pending {
-                Ok(pending) => news.acknowledged(&message.to, pending).await,
-                Err(trouble) => Err(trouble),
-            };
-            if let Ok(is_repeat) = answer {
-                stored(results.len());
-                repeats += u64::from(is_repeat);
-            }
-            results.push(answer.map(drop));
-        }
-        self.tell_of_repeats(repeats);
+        let answers = news.exchanged(connection, turn, messages, prepared, stored).await;
+        self.tell_of_repeats(answers.iter().filter(|answer| matches!(answer, Ok(true))).count() as u64);
+        let results: Vec<Result<(), Trouble>> = answers.into_iter().map(|answer| answer.map(drop)).collect();
         if !ends.nobody_is_away() {
             let is_answered = |result: &Result<(), Trouble>| match result {
                 Ok(()) => true,

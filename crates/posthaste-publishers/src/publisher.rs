@@ -163,7 +163,8 @@ impl Results {
 
     /// Notes what became of all messages, in their order, also of those of which something was noted before.
     pub fn note_all(&self, results: impl IntoIterator<Item = Result<(), PublishError>>) {
-        results.into_iter().enumerate().for_each(|(place, result)| self.note(place, result));
+        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.iter_mut().zip(results).for_each(|(noted, result)| *noted = Some(result));
     }
 
     /// What was noted, in the order of the messages.

@@ -1,16 +1,25 @@
-//! Webhooks, to a receiver that does nothing but count. It runs in this process.
+//! Webhooks, to a receiver that does nothing but count. It is a server of hyper, in a thread of its own.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
+use std::net::TcpListener;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use anyhow::{Context, ensure};
+use hyper::body::{Body, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
 use posthaste_core::EventId;
 use posthaste_publishers::webhook::{Webhook, WebhookOptions};
 use posthaste_publishers::{Destination, Message};
 use reqwest::Client;
 use reqwest::header::CONTENT_TYPE;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::{Broker, at_once, batches, versions};
@@ -29,8 +38,8 @@ pub(crate) struct Receiver {
     bare: Client,
     url: String,
     counts: Counts,
-    // Ends when it is dropped.
-    _tasks: JoinSet<()>,
+    // The receiver ends when it is dropped.
+    _stop: oneshot::Sender<()>,
 }
 
 /// Requests by the last part of their path.
@@ -50,11 +59,13 @@ impl Receiver {
         // It makes ready for TLS, which nobody speaks here.
         rustls::crypto::ring::default_provider().install_default().ok();
         let bare = Client::builder().http1_only().no_proxy().pool_max_idle_per_host(AT_ONCE).build()?;
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let listener = TcpListener::bind("127.0.0.1:0")?;
         let url = format!("http://{}", listener.local_addr()?);
-        let (counts, mut tasks) = (Counts::default(), JoinSet::new());
-        tasks.spawn(receive(listener, counts.clone()));
-        Ok(Self { publisher, bare, url, counts, _tasks: tasks })
+        let (counts, (stop, stopped)) = (Counts::default(), oneshot::channel());
+        let receiving = counts.clone();
+        // Neither contestant has it among its own tasks.
+        thread::Builder::new().name("receiver".to_owned()).spawn(move || receive(listener, &receiving, stopped))?;
+        Ok(Self { publisher, bare, url, counts, _stop: stop })
     }
 }
 
@@ -63,8 +74,9 @@ impl Broker for Receiver {
 
     fn description(&self) -> String {
         format!(
-            "webhooks to a receiver in this process that only counts, over HTTP/1.1 without TLS; {}",
-            versions::of("reqwest")
+            "webhooks to a receiver that only counts, in a thread of its own, over HTTP/1.1 without TLS; {}, {}",
+            versions::of("reqwest"),
+            versions::of("hyper")
         )
     }
 
@@ -73,7 +85,9 @@ impl Broker for Receiver {
     }
 
     async fn fresh(&self) -> anyhow::Result<String> {
-        Ok(EventId::generate().to_string())
+        let path = EventId::generate().to_string();
+        self.counts.lock().insert(path.clone(), 0);
+        Ok(path)
     }
 
     fn address(&self, path: &str) -> String {
@@ -112,32 +126,37 @@ async fn post(client: Client, messages: Vec<Message>) -> anyhow::Result<()> {
 }
 
 /// Answers every request with 204.
-async fn receive(listener: TcpListener, counts: Counts) {
-    let mut connections = JoinSet::new();
-    while let Ok((stream, _)) = listener.accept().await {
-        let counts = counts.clone();
-        // A connection ends in whatever way; who sent something and got no answer says so.
-        connections.spawn(async move { answer(stream, &counts).await.ok() });
-    }
+fn receive(listener: TcpListener, counts: &Counts, stopped: oneshot::Receiver<()>) -> anyhow::Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
+    runtime.block_on(async {
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let (mut connections, mut stopped) = (JoinSet::new(), pin!(stopped));
+        loop {
+            let (stream, _) = tokio::select! {
+                accepted = listener.accept() => accepted?,
+                _ = &mut stopped => return Ok(()),
+            };
+            stream.set_nodelay(true)?;
+            let counts = counts.clone();
+            connections.spawn(async move {
+                let answer = service_fn(|request| answer(request, &counts));
+                // A connection ends in whatever way; who sent something and got no answer says so.
+                http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await.ok();
+            });
+        }
+    })
 }
 
-async fn answer(stream: TcpStream, counts: &Counts) -> anyhow::Result<()> {
-    stream.set_nodelay(true)?;
-    let mut stream = BufReader::with_capacity(16 * 1024, stream);
-    loop {
-        let mut head = Vec::with_capacity(1024);
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(stream.read_u8().await?);
-        }
-        let head = String::from_utf8(head)?;
-        let path = head.split(' ').nth(1).context("no path")?.trim_start_matches('/').to_owned();
-        let length = head.lines().filter_map(|line| line.split_once(':')).find_map(|(name, value)| {
-            name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>())
-        });
-        let mut body = vec![0; length.context("no content-length")??];
-        stream.read_exact(&mut body).await?;
-        ensure!(!body.is_empty(), "no body");
-        *counts.lock().entry(path).or_default() += 1;
-        stream.get_mut().write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await?;
+async fn answer(request: Request<Incoming>, counts: &Counts) -> anyhow::Result<Response<String>> {
+    let (head, body) = request.into_parts();
+    let (mut body, mut bytes) = (pin!(body), 0);
+    while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
+        bytes += frame?.data_ref().map_or(0, |data| data.len());
     }
+    ensure!(bytes > 0, "no body");
+    *counts.lock().get_mut(head.uri.path().trim_start_matches('/')).context("no such path")? += 1;
+    let mut response = Response::new(String::new());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    Ok(response)
 }

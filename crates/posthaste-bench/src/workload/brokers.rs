@@ -1,5 +1,7 @@
 //! B: to a broker, the publisher alone and from rows that wait until the last is acknowledged and DONE.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +22,8 @@ use crate::broker::redis::RedisBroker;
 use crate::broker::webhook::Receiver;
 use crate::broker::{Broker, Chosen, Kind, at_once, batches};
 use crate::measure::{About, Figures};
-use crate::rounds::of;
+use crate::rounds::{number, of};
+use crate::server::{machine_cpu_seconds, own_cpu_seconds};
 use crate::subject::{Filling, Subject, check_done, event, fill, payload};
 
 /// The least ratio of the publisher alone, and of the way from the table to the broker.
@@ -62,16 +65,25 @@ async fn measure<S: Subject, B: Broker>(
     let filling = Filling { events: bench.sizes.published, ..Filling::default() };
     let title = format!("B {}, {}", kind.name(), subject.name());
     let contestants = ["bare client", "publisher", "drain alone", "outbox"].map(str::to_owned);
+    let spent = Spent { of: filling.events, by: RefCell::default() };
     let figures = bench
         .rounds
-        .run(&title, "events/s", &contestants, async |contestant| match contestant {
-            "bare client" => publish(broker, filling, async |messages| broker.publish_by_hand(messages).await).await,
-            "publisher" => publish(broker, filling, async |messages| with_publisher(broker, messages).await).await,
-            "drain alone" => drain::ours(subject, filling, Relays::default()).await,
-            _ => outbox(subject, broker, filling).await,
+        .run(&title, "events/s", &contestants, async |contestant| {
+            let watch = Watch { subject, spent: &spent, contestant };
+            match contestant {
+                "bare client" => {
+                    publish(broker, filling, watch, async |messages| broker.publish_by_hand(messages).await).await
+                }
+                "publisher" => {
+                    publish(broker, filling, watch, async |messages| with_publisher(broker, messages).await).await
+                }
+                "drain alone" => drained(subject, filling, watch).await,
+                _ => outbox(subject, broker, filling, watch).await,
+            }
         })
         .await?;
     broker.publisher().close().await;
+    spent.print(&title);
 
     let (bare, drain, ours) = (of(&figures, "bare client"), of(&figures, "drain alone"), of(&figures, "outbox"));
     let workload = format!("B publish {}", kind.name());
@@ -105,17 +117,75 @@ fn in_turn(one: &Figures, other: &Figures) -> Figures {
     one.rounds().iter().zip(other.rounds()).map(|(one, other)| 1.0 / (1.0 / one + 1.0 / other)).collect()
 }
 
+/// How long processors worked for each contestant, by its name, and for whom: what is left when this process and the database are taken
+/// off is the broker, if nobody else does anything.
+struct Spent {
+    /// For how many events.
+    of: usize,
+    by: RefCell<BTreeMap<String, [Figures; 3]>>,
+}
+
+impl Spent {
+    fn print(&self, title: &str) {
+        for (contestant, parts) in &*self.by.borrow() {
+            let [client, database, rest] = parts.each_ref().map(|part| number(part.median().unwrap_or(f64::NAN)));
+            println!(
+                "{title}, {contestant}: for an event {client} µs of processors here, {database} in the database, {rest} elsewhere"
+            );
+        }
+    }
+}
+
+/// Looks how long processors work for a contestant.
+struct Watch<'a, S> {
+    subject: &'a S,
+    spent: &'a Spent,
+    contestant: &'a str,
+}
+
+impl<S: Subject> Watch<'_, S> {
+    async fn look(&self) -> anyhow::Result<[f64; 3]> {
+        let database = self.subject.usage().await?.cpu_seconds.unwrap_or_default();
+        Ok([own_cpu_seconds()?, database, machine_cpu_seconds()?])
+    }
+
+    /// Does something, and notes what it took.
+    async fn over<T>(&self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+        let before = self.look().await?;
+        let done = work.await?;
+        let after = self.look().await?;
+        let [client, database, all] = [0, 1, 2].map(|who| (after[who] - before[who]) * 1e6 / self.spent.of as f64);
+        let mut by = self.spent.by.borrow_mut();
+        let parts = by.entry(self.contestant.to_owned()).or_default();
+        parts.iter_mut().zip([client, database, all - client - database]).for_each(|(part, figure)| part.push(figure));
+        Ok(done)
+    }
+}
+
+/// Events per second of the outbox, with a listener that does nothing.
+async fn drained<S: Subject>(subject: &S, filling: Filling, watch: Watch<'_, S>) -> anyhow::Result<f64> {
+    let store = subject.fresh().await?;
+    fill::<S>(&store, filling).await?;
+    let rate = watch.over(drain::drain_filled(subject, &store, filling, Relays::default())).await?;
+    S::close(store).await;
+    Ok(rate)
+}
+
 /// Messages per second until all are acknowledged, and in the broker.
-async fn publish<B: Broker>(
+async fn publish<S: Subject, B: Broker>(
     broker: &B,
     filling: Filling,
+    watch: Watch<'_, S>,
     send: impl AsyncFnOnce(Vec<Message>) -> anyhow::Result<()>,
 ) -> anyhow::Result<f64> {
     let place = broker.fresh().await?;
     let messages = messages(broker, &place, filling)?;
-    let started_at = Instant::now();
-    send(messages).await?;
-    let took = started_at.elapsed();
+    let sending = async {
+        let started_at = Instant::now();
+        send(messages).await?;
+        Ok(started_at.elapsed())
+    };
+    let took = watch.over(sending).await?;
     taken(broker, &place, filling).await?;
     Ok(filling.events as f64 / took.as_secs_f64())
 }
@@ -145,19 +215,27 @@ fn messages<B: Broker>(broker: &B, place: &str, filling: Filling) -> anyhow::Res
 }
 
 /// Events per second of the outbox with default settings, from the table to the broker, until the last is DONE.
-async fn outbox<S: Subject, B: Broker>(subject: &S, broker: &B, filling: Filling) -> anyhow::Result<f64> {
+async fn outbox<S: Subject, B: Broker>(
+    subject: &S,
+    broker: &B,
+    filling: Filling,
+    watch: Watch<'_, S>,
+) -> anyhow::Result<f64> {
     let (place, store) = (broker.fresh().await?, subject.fresh().await?);
     fill::<S>(&store, filling).await?;
     let done = Done::default();
-    let started_at = Instant::now();
-    let outbox = Outbox::builder(store.clone())
-        .metrics(done.clone())
-        .listen("*", "*", broker.destination(&place))
-        .start()
-        .await?;
-    done.wait(filling.events as u64).await?;
-    let closed = outbox.shutdown().await;
-    let took = started_at.elapsed();
+    let delivering = async {
+        let started_at = Instant::now();
+        let outbox = Outbox::builder(store.clone())
+            .metrics(done.clone())
+            .listen("*", "*", broker.destination(&place))
+            .start()
+            .await?;
+        done.wait(filling.events as u64).await?;
+        let closed = outbox.shutdown().await;
+        Ok((closed, started_at.elapsed()))
+    };
+    let (closed, took) = watch.over(delivering).await?;
     ensure!(closed.is_clean(), "the shutdown left something over: {closed:?}");
     check_done(&store, filling.events).await?;
     S::close(store).await;

@@ -7,13 +7,14 @@ use std::time::Duration;
 use async_nats::client::RequestErrorKind;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{Context, ContextBuilder};
-use async_nats::{ConnectErrorKind, Event, ServerAddr, ServerError};
+use async_nats::{Client, ConnectErrorKind, Event, ServerAddr, ServerError};
 use bytes::Bytes;
 use tokio::sync::{Mutex, Semaphore, broadcast};
 use tokio::time::timeout;
 
 use super::NatsOptions;
 use super::error::denied;
+use super::inbox::Inboxes;
 use crate::address;
 use crate::publisher::PublishError;
 
@@ -23,9 +24,15 @@ pub(super) const CHECK: Duration = Duration::from_secs(2);
 /// How many words of the server wait for batches that are under way.
 const NEWS: usize = 1024;
 
+/// For how many acknowledgements there is room at least.
+const FEWEST: usize = 65_536;
+
 /// One connection, until it is lost: another is made then. So nothing that was given up is sent later, behind what came after it.
 pub(super) struct Connection {
+    pub(super) client: Client,
+    /// To ask what there is.
     pub(super) jetstream: Context,
+    pub(super) inboxes: Inboxes,
     lost: Arc<AtomicBool>,
     pub(super) news: broadcast::Sender<News>,
     /// Whose turn it is to send a batch in which messages have to be right behind each other.
@@ -53,6 +60,8 @@ impl Connection {
             .map_err(PublishError::outage)?
             // Its own attempts to connect again end soon: it is replaced.
             .max_reconnects(servers_tried)
+            // Room for the acknowledgements of a batch: what finds none is dropped.
+            .subscription_capacity(options.max_in_flight.clamp(FEWEST, Semaphore::MAX_PERMITS))
             .event_callback(move |event| {
                 match event {
                     Event::Disconnected | Event::Closed => {
@@ -86,13 +95,8 @@ impl Connection {
             }
             Err(_) => return Err(PublishError::outage(format!("no answer from {shown} within {limit:?}"))),
         };
-        let jetstream = ContextBuilder::new()
-            .timeout(options.ack_timeout)
-            .ack_timeout(options.ack_timeout)
-            // The limit is ours. Theirs is wide enough for what batches that were cut short leave behind.
-            .max_ack_inflight(options.max_in_flight.clamp(1, Semaphore::MAX_PERMITS / 8).saturating_mul(4))
-            .build(client);
-        Ok(Self { jetstream, lost, news, turn: Mutex::default() })
+        let jetstream = ContextBuilder::new().timeout(options.ack_timeout).build(client.clone());
+        Ok(Self { client, jetstream, inboxes: Inboxes::default(), lost, news, turn: Mutex::default() })
     }
 
     /// Whether it was lost, or left.

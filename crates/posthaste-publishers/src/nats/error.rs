@@ -1,7 +1,9 @@
 //! Why there is no acknowledgement, and of which kind that is.
 
-use async_nats::jetstream::context::{self, PublishErrorKind as Refusal};
+use async_nats::client;
 use async_nats::jetstream::{self, ErrorCode};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::publisher::PublishError;
 
@@ -19,41 +21,49 @@ pub(super) enum Trouble {
     NotSent,
 }
 
+/// What JetStream answers to a message.
+#[derive(Deserialize)]
+struct Answer {
+    error: Option<jetstream::Error>,
+    stream: Option<IgnoredAny>,
+    seq: Option<u64>,
+    #[serde(default)]
+    duplicate: bool,
+}
+
+/// What an answer means: the message is stored, and was before or not, or it was refused.
+pub(super) fn answered(subject: &str, answer: &[u8]) -> Result<bool, Trouble> {
+    match serde_json::from_slice(answer) {
+        Ok(Answer { error: None, stream: Some(_), seq: Some(_), duplicate }) => Ok(duplicate),
+        Ok(Answer { error: Some(said), .. }) => Err(refused(subject, &said)),
+        Ok(_) | Err(_) => Err(Trouble::Told(PublishError::retryable(format!(
+            "publishing to {subject:?} failed: somebody answered who is not JetStream"
+        )))),
+    }
+}
+
 /// What kind of refusal it was.
-pub(super) fn refused(subject: &str, error: &context::PublishError) -> Trouble {
-    Trouble::Told(match error.kind() {
-        Refusal::TimedOut => return Trouble::Silence,
-        Refusal::StreamNotFound => return Trouble::Nobody,
-        Refusal::WrongLastMessageId => return Trouble::NotBehind,
-        kind => told(subject, kind, error),
+fn refused(subject: &str, said: &jetstream::Error) -> Trouble {
+    let text = format!("JetStream refused a message on {subject:?}: {said}");
+    Trouble::Told(match said.error_code() {
+        ErrorCode::STREAM_WRONG_LAST_MESSAGE_ID => return Trouble::NotBehind,
+        ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM | ErrorCode::STREAM_HEADER_EXCEEDS_MAXIMUM => {
+            PublishError::permanent(text)
+        }
+        ErrorCode::CLUSTER_NOT_AVAILABLE
+        | ErrorCode::CLUSTER_NOT_LEADER
+        | ErrorCode::CLUSTER_NOT_ACTIVE
+        | ErrorCode::JETSTREAM_NOT_ENABLED
+        | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT
+        | ErrorCode::INSUFFICIENT_RESOURCES
+        | ErrorCode::STREAM_TOO_MANY_REQUESTS => PublishError::outage(text),
+        _ => PublishError::retryable(text),
     })
 }
 
-fn told(subject: &str, kind: Refusal, error: &context::PublishError) -> PublishError {
-    let said = std::error::Error::source(error).and_then(|source| source.downcast_ref::<jetstream::Error>());
-    match (kind, said) {
-        (Refusal::MaxPayloadExceeded, _) => PublishError::permanent(format!(
-            "{error}; raise max_payload of the server, or send less and redrive the event"
-        )),
-        (Refusal::BrokenPipe, _) => lost(),
-        (_, Some(said)) => {
-            let text = format!("JetStream refused a message on {subject:?}: {said}");
-            match said.error_code() {
-                ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM | ErrorCode::STREAM_HEADER_EXCEEDS_MAXIMUM => {
-                    PublishError::permanent(text)
-                }
-                ErrorCode::CLUSTER_NOT_AVAILABLE
-                | ErrorCode::CLUSTER_NOT_LEADER
-                | ErrorCode::CLUSTER_NOT_ACTIVE
-                | ErrorCode::JETSTREAM_NOT_ENABLED
-                | ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT
-                | ErrorCode::INSUFFICIENT_RESOURCES
-                | ErrorCode::STREAM_TOO_MANY_REQUESTS => PublishError::outage(text),
-                _ => PublishError::retryable(text),
-            }
-        }
-        _ => PublishError::retryable(format!("publishing to {subject:?} failed: {error}")),
-    }
+/// It was too large to be sent.
+pub(super) fn too_large(error: &client::PublishError) -> PublishError {
+    PublishError::permanent(format!("{error}; raise max_payload of the server, or send less and redrive the event"))
 }
 
 pub(super) fn no_stream(subject: &str) -> PublishError {

@@ -1,22 +1,28 @@
 //! Sends a batch, and waits for its acknowledgements.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
+use std::pin::pin;
 use std::str::FromStr;
 use std::time::Duration;
 
+use async_nats::client::PublishErrorKind;
 use async_nats::header::{
     HeaderMap, HeaderName, HeaderValue, NATS_EXPECTED_LAST_MESSAGE_ID, NATS_EXPECTED_STREAM, NATS_MESSAGE_ID,
 };
-use async_nats::jetstream::context::{self, PublishAckFuture, PublishErrorKind as Refusal};
-use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::publish::PublishAck;
+use async_nats::{StatusCode, Subject};
+use bytes::Bytes;
 use futures_util::FutureExt;
-use tokio::sync::broadcast;
+use tokio::sync::{MutexGuard, broadcast};
+use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, sleep_until};
 
 use super::connection::{Connection, News};
-use super::error::{Trouble, lost, refused};
+use super::error::{Trouble, answered, lost, too_large};
+use super::inbox::{Answer, Inbox};
 use crate::publisher::{Message, PublishError};
+
+const CONTENT_TYPE: HeaderName = HeaderName::from_static("content-type");
 
 /// By what a stream knows a message. It may have several of the subjects that an event goes to: it is a repeat only if the subject
 /// is the same.
@@ -24,34 +30,53 @@ fn id_of(message: &Message) -> String {
     format!("{}/{}", message.id, message.to)
 }
 
-/// What goes over the connection for a message that has to be stored by that stream, if it has to be a certain one, and right
-/// behind another, if it has to be.
-pub(super) fn prepared(
-    message: &Message,
-    expected_stream: Option<&str>,
-    behind: Option<&Message>,
-) -> Result<PublishMessage, PublishError> {
-    if !is_subject(&message.to) {
-        return Err(no_subject(&message.to));
+/// What goes over the connection for a message.
+pub(super) struct Prepared {
+    subject: Subject,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+/// Prepares the messages of a batch, most of which go to the same subject.
+#[derive(Default)]
+pub(super) struct Preparing {
+    last: Option<Subject>,
+}
+
+impl Preparing {
+    /// What goes over the connection for a message that has to be stored by that stream, if it has to be a certain one, and right
+    /// behind another, if it has to be.
+    pub(super) fn prepared(
+        &mut self,
+        message: &Message,
+        expected_stream: Option<&str>,
+        behind: Option<&Message>,
+    ) -> Result<Prepared, PublishError> {
+        let subject = self.subject(&message.to)?;
+        let mut headers = HeaderMap::new();
+        for (name, value) in &message.headers {
+            headers.insert(header_name(name)?, header_value(name, value.clone())?);
+        }
+        headers.insert(CONTENT_TYPE, header_value("content-type", message.content_type.clone().into_owned())?);
+        headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", id_of(message))?);
+        if let Some(behind) = behind {
+            headers.insert(NATS_EXPECTED_LAST_MESSAGE_ID, header_value("Nats-Expected-Last-Msg-Id", id_of(behind))?);
+        }
+        if let Some(stream) = expected_stream {
+            headers.insert(NATS_EXPECTED_STREAM, header_value("Nats-Expected-Stream", stream.to_owned())?);
+        }
+        Ok(Prepared { subject, headers, body: message.body.clone() })
     }
-    let mut headers = HeaderMap::new();
-    for (name, value) in &message.headers {
-        let parsed = HeaderName::from_str(name).ok().filter(|_| !name.is_empty()).ok_or_else(|| {
-            PublishError::permanent(format!(
-                "{name:?} is no name for a header in NATS, which has visible ASCII without colons"
-            ))
-        })?;
-        headers.insert(parsed, header_value(name, value)?);
+
+    fn subject(&mut self, to: &str) -> Result<Subject, PublishError> {
+        if let Some(last) = self.last.as_ref().filter(|last| last.as_str() == to) {
+            return Ok(last.clone());
+        }
+        if !is_subject(to) {
+            return Err(no_subject(to));
+        }
+        Ok(self.last.insert(Subject::from(to)).clone())
     }
-    headers.insert("content-type", header_value("content-type", &message.content_type)?);
-    headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", &id_of(message))?);
-    if let Some(behind) = behind {
-        headers.insert(NATS_EXPECTED_LAST_MESSAGE_ID, header_value("Nats-Expected-Last-Msg-Id", &id_of(behind))?);
-    }
-    if let Some(stream) = expected_stream {
-        headers.insert(NATS_EXPECTED_STREAM, header_value("Nats-Expected-Stream", stream)?);
-    }
-    Ok(PublishMessage::build().payload(message.body.clone()).headers(headers))
 }
 
 /// Waits for acknowledgements of a batch, and for what makes waiting vain.
@@ -74,14 +99,8 @@ impl Watch {
     }
 
     /// Something came: the next has as much time again.
-    fn judged<T>(&mut self, subject: &str, answer: Result<T, context::PublishError>) -> Result<T, Trouble> {
-        let result = answer.map_err(|error| refused(subject, &error));
-        if matches!(result, Err(Trouble::Silence)) {
-            self.silent = true;
-        } else {
-            self.until = Instant::now() + self.patience;
-        }
-        result
+    fn go_on(&mut self) {
+        self.until = Instant::now() + self.patience;
     }
 
     /// Why there is nothing to wait for.
@@ -112,55 +131,200 @@ impl Watch {
         }
     }
 
-    /// Hands a message over to the connection, behind those before it.
-    pub(super) async fn handed_over(
+    /// Sends what was prepared, and waits for its acknowledgements. Each message that is stored is told of as soon as it is known. Says
+    /// of each whether the stream had it already. With a turn, nothing is sent right behind one of its key that was not.
+    pub(super) async fn exchanged(
         &mut self,
         connection: &Connection,
-        subject: &str,
-        publish: PublishMessage,
-    ) -> Result<PublishAckFuture, Trouble> {
-        let sending = connection.jetstream.send_publish(subject.to_owned(), publish);
-        tokio::pin!(sending);
+        turn: Option<MutexGuard<'_, ()>>,
+        messages: &[&Message],
+        prepared: Vec<Result<Prepared, Trouble>>,
+        stored: &(impl Fn(usize) + Sync),
+    ) -> Vec<Result<bool, Trouble>> {
+        let Some(mut inbox) = self.inbox(connection).await else {
+            let vain = |message: &Message| self.vain(&message.to).unwrap_or(Trouble::Silence);
+            let not_sent = |(publish, message): (Result<_, _>, &&Message)| publish.and_then(|_| Err(vain(message)));
+            return prepared.into_iter().zip(messages).map(not_sent).collect();
+        };
+        let (first, answers_to) = inbox.numbered(messages.len());
+        let mut sent: Vec<Result<(), Trouble>> = Vec::with_capacity(messages.len());
+        for (place, (publish, answer_to)) in prepared.into_iter().zip(answers_to).enumerate() {
+            let is_behind = turn.is_some() && of_its_key_before(messages, place).is_some();
+            sent.push(match publish {
+                Ok(_) if is_behind && sent.last().is_some_and(Result::is_err) => Err(Trouble::NotSent),
+                Ok(publish) => self.handed_over(connection, publish, answer_to).await,
+                Err(trouble) => Err(trouble),
+            });
+        }
+        let awaited = Awaited::new(messages, first, sent, stored, turn.is_some());
+        drop(turn);
+        let answers = self.acknowledged(&mut inbox, awaited).await;
+        // What is still on its way to one that was given up, nobody knows.
+        if !self.lost && !self.silent && self.denied.is_empty() {
+            connection.inboxes.give_back(inbox);
+        }
+        answers
+    }
+
+    /// An inbox, unless waiting for one is vain.
+    async fn inbox(&mut self, connection: &Connection) -> Option<Inbox> {
+        let opening = connection.inboxes.take(&connection.client);
+        tokio::pin!(opening);
+        while !self.lost && !self.silent {
+            tokio::select! {
+                biased;
+                opened = &mut opening => match opened {
+                    Ok(inbox) => return Some(inbox),
+                    Err(_) => self.is_gone(connection),
+                },
+                () = self.look() => {}
+            }
+        }
+        None
+    }
+
+    /// The other end of what leads to the connection is gone.
+    fn is_gone(&mut self, connection: &Connection) {
+        connection.set_lost();
+        self.lost = true;
+    }
+
+    /// Hands a message over to the connection, behind those before it.
+    async fn handed_over(
+        &mut self,
+        connection: &Connection,
+        publish: Prepared,
+        answer_to: Subject,
+    ) -> Result<(), Trouble> {
+        let Prepared { subject, headers, body } = publish;
+        let sending = connection.client.publish_with_reply_and_headers(subject.clone(), answer_to, headers, body);
+        let mut sending = pin!(sending);
+        let mut waiting = false;
         loop {
             // What was not handed over while the server was silent is not sent behind it.
             if (self.lost || self.silent)
-                && let Some(trouble) = self.vain(subject)
+                && let Some(trouble) = self.vain(&subject)
             {
                 return Err(trouble);
             }
-            tokio::select! {
-                biased;
-                sent = &mut sending => {
-                    // The subject is right, so that its end of the connection is gone.
-                    if sent.as_ref().is_err_and(|error| error.kind() == Refusal::Other) {
-                        connection.set_lost();
-                        self.lost = true;
-                        return Err(Trouble::Told(lost()));
-                    }
-                    return self.judged(subject, sent);
+            let sent = match waiting {
+                false => sending.as_mut().now_or_never(),
+                true => tokio::select! {
+                    biased;
+                    sent = &mut sending => Some(sent),
+                    () = self.look() => None,
+                },
+            };
+            match sent.map(|sent| sent.map_err(|error| (error.kind(), error))) {
+                Some(Ok(())) => return Ok(()),
+                Some(Err((PublishErrorKind::MaxPayloadExceeded, error))) => {
+                    return Err(Trouble::Told(too_large(&error)));
                 }
-                () = self.look() => {}
+                // The subject is right.
+                Some(Err((PublishErrorKind::Send | PublishErrorKind::InvalidSubject, _))) => self.is_gone(connection),
+                // Those before it were handed over.
+                None if !waiting => {
+                    waiting = true;
+                    self.go_on();
+                }
+                None => {}
             }
         }
     }
 
-    /// Waits for the acknowledgement of a message. Says whether the stream had it already.
-    pub(super) async fn acknowledged(&mut self, subject: &str, pending: PublishAckFuture) -> Result<bool, Trouble> {
-        let mut pending = pending.into_future();
-        let is_repeat = |ack: PublishAck| ack.duplicate;
+    /// Waits for the acknowledgements of what was sent.
+    async fn acknowledged<F: Fn(usize)>(
+        &mut self,
+        inbox: &mut Inbox,
+        mut awaited: Awaited<'_, F>,
+    ) -> Vec<Result<bool, Trouble>> {
+        self.go_on();
         loop {
-            if let Some(trouble) = self.vain(subject) {
-                let answer = (&mut pending).now_or_never();
-                return answer
-                    .map_or(Err(trouble), |answer| answer.map(is_repeat).map_err(|error| refused(subject, &error)));
+            if self.lost || self.silent || !self.denied.is_empty() {
+                // What is there counts, whatever else is known.
+                let there = unconstrained(inbox.answers()).now_or_never().flatten();
+                there.into_iter().flatten().for_each(|answer| awaited.answered(answer));
+                awaited.give_up(|subject| self.vain(subject));
+            }
+            if awaited.left == 0 {
+                break;
             }
             tokio::select! {
                 biased;
-                answer = &mut pending => return self.judged(subject, answer.map(is_repeat)),
+                answers = inbox.answers() => match answers {
+                    Some(answers) => {
+                        answers.into_iter().for_each(|answer| awaited.answered(answer));
+                        self.go_on();
+                    }
+                    None => self.lost = true,
+                },
                 () = self.look() => {}
             }
         }
+        let known = |result: Option<_>| result.expect("each has an answer, or a reason to have none");
+        awaited.results.into_iter().map(known).collect()
     }
+}
+
+/// What is known of messages that were sent.
+struct Awaited<'a, F> {
+    messages: &'a [&'a Message],
+    /// The number of the first of them in their inbox.
+    first: u64,
+    results: Vec<Option<Result<bool, Trouble>>>,
+    /// Of how many nothing is known.
+    left: usize,
+    /// Is told of each that is stored.
+    stored: F,
+    /// How many from the first on were told of, where each is told of behind those before it only.
+    told: Option<usize>,
+}
+
+impl<'a, F: Fn(usize)> Awaited<'a, F> {
+    fn new(messages: &'a [&'a Message], first: u64, sent: Vec<Result<(), Trouble>>, stored: F, in_order: bool) -> Self {
+        let results: Vec<_> = sent.into_iter().map(|sent| sent.err().map(Err)).collect();
+        let left = results.iter().filter(|result| result.is_none()).count();
+        Self { messages, first, results, left, stored, told: in_order.then_some(0) }
+    }
+
+    fn answered(&mut self, Answer { number, message }: Answer) {
+        let place = number.checked_sub(self.first).and_then(|place| usize::try_from(place).ok());
+        // It may be for a batch before this one.
+        let Some(place) = place.filter(|place| matches!(self.results.get(*place), Some(None))) else { return };
+        let answer = match message.status == Some(StatusCode::NO_RESPONDERS) {
+            true => Err(Trouble::Nobody),
+            false => answered(&self.messages[place].to, &message.payload),
+        };
+        let is_stored = answer.is_ok();
+        self.results[place] = Some(answer);
+        self.left -= 1;
+        match &mut self.told {
+            None if is_stored => (self.stored)(place),
+            None => {}
+            Some(told) => {
+                while let Some(Some(result)) = self.results.get(*told) {
+                    if result.is_ok() {
+                        (self.stored)(*told);
+                    }
+                    *told += 1;
+                }
+            }
+        }
+    }
+
+    /// Waits no longer for those of which it is known why that is vain.
+    fn give_up(&mut self, vain: impl Fn(&str) -> Option<Trouble>) {
+        for (message, result) in self.messages.iter().zip(&mut self.results).filter(|(_, result)| result.is_none()) {
+            *result = vain(&message.to).map(Err);
+            self.left -= usize::from(result.is_some());
+        }
+    }
+}
+
+/// The message right before one, if it has the same key.
+pub(super) fn of_its_key_before<'a>(messages: &[&'a Message], place: usize) -> Option<&'a Message> {
+    let before = messages[place.checked_sub(1)?];
+    (before.key.is_some() && before.key == messages[place].key).then_some(before)
 }
 
 /// The longest subject, which leaves room in a line of 4096 bytes: a server ends the connection over more.
@@ -188,9 +352,25 @@ pub(super) fn no_subject(text: &str) -> PublishError {
     ))
 }
 
-fn header_value(name: &str, value: &str) -> Result<HeaderValue, PublishError> {
-    let broken = |_| PublishError::permanent(format!("the header {name:?} has a line break, which NATS cannot carry"));
-    HeaderValue::from_str(value).map_err(broken)
+fn header_name(name: &Cow<'static, str>) -> Result<HeaderName, PublishError> {
+    let is_one = !name.is_empty() && name.bytes().all(|sign| sign.is_ascii_graphic() && sign != b':');
+    match name {
+        // Nearly all of them, which need no memory.
+        Cow::Borrowed(name) if is_one => Some(HeaderName::from_static(name)),
+        name => HeaderName::from_str(name).ok().filter(|_| is_one),
+    }
+    .ok_or_else(|| {
+        PublishError::permanent(format!(
+            "{name:?} is no name for a header in NATS, which has visible ASCII without colons"
+        ))
+    })
+}
+
+fn header_value(name: &str, value: String) -> Result<HeaderValue, PublishError> {
+    if value.contains(['\r', '\n']) {
+        return Err(PublishError::permanent(format!("the header {name:?} has a line break, which NATS cannot carry")));
+    }
+    Ok(HeaderValue::from(value))
 }
 
 #[cfg(test)]

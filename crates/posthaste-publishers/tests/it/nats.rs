@@ -1,7 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt};
 use posthaste_core::{Event, MemoryStore, Options, Ordered, Outbox, RetryPolicy};
 use posthaste_publishers::nats::{Nats, NatsOptions};
 use posthaste_publishers::{BreakerState, Message, PublishErrorKind, Publisher, Results};
@@ -427,6 +427,44 @@ async fn a_stream_that_does_not_acknowledge_is_no_outage_and_nothing_is_done() {
     wanted.push(None);
     assert_eq!(kinds(&results), wanted);
     assert!(results[0].as_ref().unwrap_err().to_string().contains("does it acknowledge?"), "{results:?}");
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_twice_counts_for_no_other_message() {
+    add_stream(&url(), "mute-too", r#", "no_ack": true"#);
+    // Somebody who answers as JetStream does, but twice.
+    let other = async_nats::connect(url()).await.unwrap();
+    let mut asked = other.subscribe("echoed.>").await.unwrap();
+    other.flush().await.unwrap();
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let answering = tokio::spawn(async move {
+        while let Some(message) = asked.next().await {
+            let to = message.reply.unwrap();
+            let answer = if message.subject.ends_with("word") { "hello" } else { r#"{"stream": "echoed", "seq": 1}"# };
+            other.publish(to.clone(), answer.into()).await.unwrap();
+            other.publish(to.clone(), answer.into()).await.unwrap();
+            other.flush().await.unwrap();
+            tell.send(to.to_string()).unwrap();
+        }
+    });
+    let nats = Nats::connect(NatsOptions::new(url()).ack_timeout(Duration::from_millis(300))).await.unwrap();
+    let results = nats.publish(vec![message("echoed.x", "1", ""), message("echoed.word", "2", "")]).await;
+    assert_eq!(kinds(&results), [None, RETRYABLE]);
+    assert!(results[1].as_ref().unwrap_err().to_string().contains("who is not JetStream"), "{results:?}");
+    let mut inboxes = vec![told.recv().await.unwrap(), told.recv().await.unwrap()];
+    // The second answers are there by now.
+    let results = nats.publish(messages("mute-too.x", "m", 2)).await;
+    assert_eq!(kinds(&results), [RETRYABLE, RETRYABLE]);
+    for _ in 0..2 {
+        assert_eq!(kinds(&nats.publish(vec![message("echoed.x", "3", "")]).await), [None]);
+        inboxes.push(told.recv().await.unwrap());
+    }
+    answering.abort();
+    let numbers: HashSet<&String> = inboxes.iter().collect();
+    assert_eq!(numbers.len(), 4, "a number was used twice: {inboxes:?}");
+    let inboxes: Vec<&str> = inboxes.iter().map(|inbox| inbox.rsplit_once('.').unwrap().0).collect();
+    assert!(inboxes[0] == inboxes[1] && inboxes[2] == inboxes[3], "an inbox is kept: {inboxes:?}");
+    assert_ne!(inboxes[1], inboxes[2], "not one that was left without an answer");
 }
 
 #[tokio::test]
