@@ -12,7 +12,7 @@ use posthaste::store::{
     Store,
 };
 use posthaste::{Closed, Dispatcher, Event, Outbox, Registry, Timestamp};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::{Signals, until_second};
@@ -45,8 +45,9 @@ pub(super) async fn drain(
     let dispatcher = dispatcher.start().map_err(could_not)?;
     let poller = Poller::builder(relay, Arc::clone(&dispatcher) as Arc<_>).options(settings.relay.clone());
     let poller = poller.build().map_err(could_not)?;
+    let half = settings.relay.cold_queue.div_ceil(2).max(1);
     tokio::select! {
-        claimed = until_nothing_is_due(&store, &poller, &dispatcher) => info!(claimed, "nothing more is due"),
+        claimed = until_nothing_is_due(&store, &poller, &dispatcher, half) => info!(claimed, "nothing more is due"),
         signal = signals.next() => info!(signal, in_hand = dispatcher.in_flight(), "ending"),
     }
     Ok(until_second(signals, dispatcher.close(), || dispatcher.close_now()).await)
@@ -117,8 +118,9 @@ async fn can_go_on(store: &dyn AdminStore, settings: &Settings) -> Result<bool, 
     }
 }
 
-/// Claims until there is nothing to claim and nothing in hand. Says how many rows were claimed.
-async fn until_nothing_is_due(store: &Watched, poller: &Poller, dispatcher: &Arc<Dispatcher>) -> usize {
+/// Claims until there is nothing to claim and nothing in hand. Says how many rows were claimed. `half` is of the room for rows that
+/// wait.
+async fn until_nothing_is_due(store: &Watched, poller: &Poller, dispatcher: &Arc<Dispatcher>, half: usize) -> usize {
     let mut claimed = 0;
     loop {
         let idle = dispatcher.in_flight() == 0;
@@ -131,9 +133,9 @@ async fn until_nothing_is_due(store: &Watched, poller: &Poller, dispatcher: &Arc
             }
         };
         claimed += polled.claimed;
-        if polled.no_room {
-            dispatcher.room_for(1).await;
-            sleep(LOOK).await;
+        if polled.no_room || polled.full {
+            // As a poller does: a claim of few rows is not worth its trip, and while it is under way the others are worked on.
+            let _ = timeout(LOOK_AGAIN, dispatcher.room_for(half)).await;
         } else if polled.claimed > 0 {
             continue;
         } else if !idle {
