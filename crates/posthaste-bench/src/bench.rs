@@ -25,6 +25,8 @@ pub(crate) struct Sizes {
     pub(crate) dispatched: usize,
     /// How many go to a broker.
     pub(crate) published: usize,
+    /// How many a relay drains while its memory is looked at.
+    pub(crate) relayed: usize,
 }
 
 impl Sizes {
@@ -37,6 +39,7 @@ impl Sizes {
         latency: Duration::from_secs(10),
         dispatched: 1_000_000,
         published: 100_000,
+        relayed: 1_000_000,
     };
 
     pub(crate) const QUICK: Self = Self {
@@ -48,6 +51,7 @@ impl Sizes {
         latency: Duration::from_secs(3),
         dispatched: 300_000,
         published: 20_000,
+        relayed: 200_000,
     };
 }
 

@@ -18,10 +18,11 @@ mod subject;
 mod workload;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::{Context, ensure};
 use posthaste_torture::server::Kind;
 
 use bench::{Bench, Sizes};
@@ -38,7 +39,7 @@ use subject::sqlite::Sqlite;
 #[cfg(feature = "brokers")]
 use workload::brokers;
 use workload::growth::Reach;
-use workload::{cost, dispatcher, drain, growth, latency, options, ordered, write};
+use workload::{cost, dispatcher, drain, growth, latency, options, ordered, relay, write};
 
 /// The command line.
 #[derive(clap::Args)]
@@ -73,7 +74,7 @@ struct Plan {
     #[arg(long, conflicts_with = "database")]
     url: Option<String>,
 
-    /// What to measure; everything but b, growth and options, if nothing is named.
+    /// What to measure; everything but b, relay, growth and options, if nothing is named.
     #[arg(long, value_enum, value_delimiter = ',')]
     workload: Vec<Workload>,
 
@@ -89,6 +90,14 @@ struct Plan {
     #[arg(long, value_enum, value_delimiter = ',')]
     growth: Vec<growth::Part>,
 
+    /// Of workload relay, only these parts.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    relay: Vec<relay::Part>,
+
+    /// The command whose relay is measured. By default this one, or `posthaste` beside this program.
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+
     /// Smaller and fewer: a few minutes instead of half an hour.
     #[arg(long)]
     quick: bool,
@@ -101,7 +110,8 @@ struct Plan {
     #[arg(long, default_value_t = 1)]
     warm_up: usize,
 
-    /// How many rows wait in a drain. By default 100,000; 20,000 for a broker with --quick.
+    /// How many rows wait in a drain. By default 100,000; 20,000 for a broker with --quick; 1,000,000 where the memory of a
+    /// relay is measured, 200,000 with --quick.
     #[arg(long)]
     events: Option<usize>,
 
@@ -158,6 +168,9 @@ enum Workload {
     Dord,
     /// B: rows that wait, to a broker until acknowledged and DONE; and the publisher alone.
     B,
+    /// R: a relay that is a process of its own, to a file and to standard output: rows that wait, its memory, and the time from
+    /// the commit of another process to the line (PostgreSQL).
+    Relay,
     /// L: from the commit to the listener.
     L,
     /// X: what an event costs.
@@ -181,6 +194,13 @@ pub async fn run(args: Args, program: &[OsString]) -> anyhow::Result<ExitCode> {
     }
     let plan = args.plan;
     let mut run = Run::new(&plan)?;
+    if run.wants(Workload::Relay) {
+        plan.relay_program(program)?;
+        ensure!(
+            plan.databases()?.contains(&Database::Postgres),
+            "workload relay is measured on PostgreSQL: give --database postgres, or the --url of one"
+        );
+    }
     for database in plan.databases()? {
         match database {
             Database::Memory => run.memory().await?,
@@ -192,6 +212,10 @@ pub async fn run(args: Args, program: &[OsString]) -> anyhow::Result<ExitCode> {
                 run.subject(&server, &peers).await?;
                 if run.wants(Workload::L) {
                     latency::two_processes(&mut run.bench, &server, program, &peers).await?;
+                }
+                if run.wants(Workload::Relay) {
+                    let wants = |part| plan.relay.is_empty() || plan.relay.contains(&part);
+                    relay::run(&mut run.bench, &server, &plan.relay_program(program)?, wants).await?;
                 }
             }
             Database::Mariadb => {
@@ -220,11 +244,30 @@ impl Plan {
             Some(_) => {
                 anyhow::bail!("--url must begin with postgres:// or mysql://; for a file, give --database sqlite")
             }
-            // What comes from another table goes to brokers the same way.
-            None if self.database.is_empty() && self.workload == [Workload::B] => vec![Database::Postgres],
+            // What comes from another table goes to brokers the same way, and only here anybody wakes a relay.
+            None if self.database.is_empty() && self.is_of_postgres() => vec![Database::Postgres],
             None if self.database.is_empty() => <Database as clap::ValueEnum>::value_variants().to_vec(),
             None => self.database.clone(),
         })
+    }
+
+    /// Whether nothing is wanted that is not measured on PostgreSQL, unless another database is named.
+    fn is_of_postgres(&self) -> bool {
+        let of_postgres = |workload: &Workload| matches!(workload, Workload::B | Workload::Relay);
+        !self.workload.is_empty() && self.workload.iter().all(of_postgres)
+    }
+
+    /// The command whose relay is measured.
+    fn relay_program(&self, program: &[OsString]) -> anyhow::Result<PathBuf> {
+        let this = program.first().context("no program")?;
+        let found = self.program.clone().unwrap_or_else(|| Path::new(this).with_file_name("posthaste"));
+        ensure!(
+            found.is_file(),
+            "there is no {}, whose relay would be measured: cargo build --release -p posthaste-cli, or give --program",
+            found.display()
+        );
+        // It is started in another directory.
+        Ok(found.canonicalize()?)
     }
 
     async fn served(&self, kind: Kind) -> anyhow::Result<Served> {
@@ -265,7 +308,7 @@ impl Run {
         let mut sizes = if plan.quick { Sizes::QUICK } else { Sizes::FULL };
         if let Some(events) = plan.events {
             anyhow::ensure!(events >= 1000, "--events must be at least 1000, or a drain is over before it is measured");
-            (sizes.events, sizes.published) = (events, events);
+            (sizes.events, sizes.published, sizes.relayed) = (events, events, events);
         }
         if let Some(seconds) = plan.seconds {
             anyhow::ensure!(seconds > 0, "--seconds must be at least 1");
@@ -299,7 +342,7 @@ impl Run {
 
     fn wants(&self, workload: Workload) -> bool {
         match self.workloads.is_empty() {
-            true => !matches!(workload, Workload::B | Workload::Growth | Workload::Options),
+            true => !matches!(workload, Workload::B | Workload::Relay | Workload::Growth | Workload::Options),
             false => self.workloads.contains(&workload),
         }
     }

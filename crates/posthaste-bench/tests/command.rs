@@ -39,6 +39,11 @@ fn what_cannot_be_measured_is_said() {
         (&["--events", "10"][..], "--events must be at least 1000"),
         (&["--rounds", "0"][..], "--rounds must be at least 1"),
         (&["--peers", "/nowhere"][..], "the peers are in the directory `peers`"),
+        (&["--workload", "relay", "--program", "/nowhere"][..], "there is no /nowhere, whose relay would be measured"),
+        (
+            &["--workload", "relay", "--database", "sqlite", "--program", env!("CARGO_BIN_EXE_posthaste-bench")][..],
+            "workload relay is measured on PostgreSQL",
+        ),
         (&["--broker", "kafka"][..], "must be NAME=URL"),
         (&["--broker", "nats=x", "--broker", "nats=y"][..], "is given twice"),
         #[cfg(not(feature = "brokers"))]

@@ -98,6 +98,10 @@ pub trait Metrics: Send + Sync + 'static {
     fn oldest_lag(&self, lag: Duration) {}
     /// From the commit (hot) or from becoming available (cold) to the start of the listener.
     fn latency(&self, path: Path, latency: Duration) {}
+    /// The same of several events that go to their listener together. Default: each by itself.
+    fn latencies(&self, path: Path, latencies: &[Duration]) {
+        latencies.iter().for_each(|latency| self.latency(path, *latency));
+    }
     /// How long a listener took for one call, without the wait for its turn if it has a limit. Not told when it had no turn.
     fn listener_duration(&self, duration: Duration) {}
     /// How many outcomes one settlement wrote.
@@ -128,6 +132,7 @@ macro_rules! forward {
             in_flight(count: usize),
             oldest_lag(lag: Duration),
             latency(path: Path, latency: Duration),
+            latencies(path: Path, latencies: &[Duration]),
             listener_duration(duration: Duration),
             settle_batch(size: usize),
             claim_batch(size: usize),
@@ -260,6 +265,12 @@ mod facade {
 
         fn latency(&self, path: Path, latency: Duration) {
             histogram!("posthaste_latency_seconds", "path" => path_label(path)).record(latency.as_secs_f64());
+        }
+
+        /// Asks the recorder once: on the way of every event to its listener that would be seen.
+        fn latencies(&self, path: Path, latencies: &[Duration]) {
+            let histogram = histogram!("posthaste_latency_seconds", "path" => path_label(path));
+            latencies.iter().for_each(|latency| histogram.record(latency.as_secs_f64()));
         }
 
         fn listener_duration(&self, duration: Duration) {

@@ -39,6 +39,7 @@
 //! A file that was renamed or deleted, as logs are, is made again under its name. What a full pipe holds up is one thread, which
 //! writes when somebody reads again; its lines then come twice.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -187,12 +188,12 @@ impl Publisher for Ndjson {
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
-        let lines: Vec<Vec<u8>> = messages.iter().map(line).collect();
+        let (lines, sent) = (Lines::of(&messages), messages.len());
         let written = self.writer.ask(LONGEST, move |sink, until| sink.append(&lines, until)).await;
         let Written { lines, error, .. } = written.unwrap_or_else(Written::from);
         let reason = error.map(|error| format!("{} cannot be written to: {error}", self.name)).unwrap_or_default();
         let result = |at| if at < lines { Ok(()) } else { Err(PublishError::outage(reason.clone())) };
-        (0..messages.len()).map(result).collect()
+        (0..sent).map(result).collect()
     }
 
     /// Whether the file can still be opened. Whether the disk is full, or anybody reads, is known by writing only.
@@ -266,35 +267,59 @@ impl Writer {
     }
 }
 
-/// The line of a message, without its end.
-fn line(message: &Message) -> Vec<u8> {
+/// Lines of a batch, one behind the other, each with its end.
+#[derive(Default)]
+struct Lines {
+    text: Vec<u8>,
+    /// How many bytes it takes to the end of each.
+    ends: Vec<usize>,
+}
+
+/// What a line of usual length has beside the body.
+const BESIDE_BODY: usize = 512;
+
+impl Lines {
+    fn of(messages: &[Message]) -> Self {
+        let room = messages.iter().map(|message| message.body.len() + BESIDE_BODY).sum();
+        let mut lines = Self { text: Vec::with_capacity(room), ends: Vec::with_capacity(messages.len()) };
+        for message in messages {
+            push_line(&mut lines.text, message);
+            lines.end();
+        }
+        lines
+    }
+
+    fn end(&mut self) {
+        self.text.push(b'\n');
+        self.ends.push(self.text.len());
+    }
+}
+
+/// Adds the line of a message, without its end.
+fn push_line(line: &mut Vec<u8>, message: &Message) {
     let text = std::str::from_utf8(&message.body).ok().filter(|_| is_json(&message.content_type));
     let json = text.filter(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
-    match json {
-        Some(event) if is_structured(message) => one_line(event).collect(),
-        _ => {
-            let mut line = Vec::with_capacity(message.body.len() + 512);
-            push(&mut line, "{\"id\":", message.id.as_str());
-            if let Some(key) = &message.key {
-                push(&mut line, ",\"key\":", key);
-            }
-            push(&mut line, ",\"content_type\":", &message.content_type);
-            line.extend_from_slice(b",\"headers\":{");
-            for (at, (name, value)) in message.headers.iter().enumerate() {
-                push(&mut line, if at == 0 { "" } else { "," }, name);
-                push(&mut line, ":", value);
-            }
-            match json {
-                Some(body) => {
-                    line.extend_from_slice(b"},\"body\":");
-                    line.extend(one_line(body));
-                }
-                None => push(&mut line, "},\"body_base64\":", &base64(&message.body)),
-            }
-            line.push(b'}');
-            line
-        }
+    if let Some(event) = json.filter(|_| is_structured(message)) {
+        return push_on_one_line(line, event);
     }
+    push(line, "{\"id\":", message.id.as_str());
+    if let Some(key) = &message.key {
+        push(line, ",\"key\":", key);
+    }
+    push(line, ",\"content_type\":", &message.content_type);
+    line.extend_from_slice(b",\"headers\":{");
+    for (at, (name, value)) in message.headers.iter().enumerate() {
+        push(line, if at == 0 { "" } else { "," }, name);
+        push(line, ":", value);
+    }
+    match json {
+        Some(body) => {
+            line.extend_from_slice(b"},\"body\":");
+            push_on_one_line(line, body);
+        }
+        None => push(line, "},\"body_base64\":", &base64(&message.body)),
+    }
+    line.push(b'}');
 }
 
 /// Whether the message is in the envelope whose body has everything. An event may be called so, too, but has headers then.
@@ -307,9 +332,15 @@ fn push(line: &mut Vec<u8>, before: &str, text: &str) {
     serde_json::to_writer(line, text).expect("text can be written to memory as JSON");
 }
 
-/// JSON on one line. Between its tokens a line break is as good as a space, and inside of strings there is none.
-fn one_line(json: &str) -> impl Iterator<Item = u8> {
-    json.bytes().map(|byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte })
+/// Adds JSON on one line. Between its tokens a line break is as good as a space, and inside of strings there is none.
+fn push_on_one_line(line: &mut Vec<u8>, json: &str) {
+    let start = line.len();
+    line.extend_from_slice(json.as_bytes());
+    for byte in &mut line[start..] {
+        if matches!(byte, b'\n' | b'\r') {
+            *byte = b' ';
+        }
+    }
 }
 
 /// What became of lines.
@@ -341,7 +372,7 @@ enum Sink {
 }
 
 impl Sink {
-    fn append(&mut self, lines: &[Vec<u8>], until: Instant) -> Written {
+    fn append(&mut self, lines: &Lines, until: Instant) -> Written {
         match self {
             Self::Stdout { torn } => {
                 // Held against what others print; written to directly, since a buffer would not say what of it arrived.
@@ -377,14 +408,10 @@ fn direct(stdout: &io::StdoutLock<'_>) -> io::Result<File> {
 }
 
 /// Writes the lines. If the last line there is torn they begin on a line of their own.
-fn append(out: &mut impl Write, torn: &mut bool, lines: &[Vec<u8>]) -> Written {
-    let mut text = if *torn { vec![b'\n'] } else { Vec::new() };
-    let mut ends = Vec::with_capacity(lines.len());
-    for line in lines {
-        text.extend_from_slice(line);
-        text.push(b'\n');
-        ends.push(text.len());
-    }
+fn append(out: &mut impl Write, torn: &mut bool, lines: &Lines) -> Written {
+    // By one call all the same: another process may write between two.
+    let text = if *torn { Cow::Owned([b"\n", &*lines.text].concat()) } else { Cow::Borrowed(&lines.text) };
+    let before = text.len() - lines.text.len();
     let mut bytes = 0;
     let error = loop {
         if bytes == text.len() {
@@ -400,9 +427,9 @@ fn append(out: &mut impl Write, torn: &mut bool, lines: &[Vec<u8>]) -> Written {
     if let Some(last) = text[..bytes].last() {
         *torn = *last != b'\n';
     }
-    let lines = ends.partition_point(|end| *end <= bytes);
-    let whole = lines.checked_sub(1).map_or(0, |last| ends[last]);
-    Written { lines, whole, bytes, error }
+    let whole_lines = lines.ends.partition_point(|end| before + end <= bytes);
+    let whole = whole_lines.checked_sub(1).map_or(0, |last| before + lines.ends[last]);
+    Written { lines: whole_lines, whole, bytes, error }
 }
 
 /// A file at whose end lines are written.
@@ -433,7 +460,7 @@ impl Appended {
         Ok(())
     }
 
-    fn append(&mut self, lines: &[Vec<u8>], until: Instant) -> Written {
+    fn append(&mut self, lines: &Lines, until: Instant) -> Written {
         match self.follow() {
             Ok(()) if self.regular => self.append_in_turn(lines, until).unwrap_or_else(Written::from),
             Ok(()) => append(&mut self.file, &mut self.torn, lines),
@@ -441,7 +468,7 @@ impl Appended {
         }
     }
 
-    fn append_in_turn(&mut self, lines: &[Vec<u8>], until: Instant) -> io::Result<Written> {
+    fn append_in_turn(&mut self, lines: &Lines, until: Instant) -> io::Result<Written> {
         let _turn = Turn::take(&self.file, until)?;
         let start = self.file.metadata()?.len();
         let was_torn = self.ends_torn(start);
@@ -555,26 +582,35 @@ mod tests {
         }
     }
 
+    fn lines(lines: &[Vec<u8>]) -> Lines {
+        let mut all = Lines::default();
+        for line in lines {
+            all.text.extend_from_slice(line);
+            all.end();
+        }
+        all
+    }
+
     #[test]
     fn wherever_a_line_is_torn_the_next_begins_on_its_own() {
-        let lines = [b"{\"a\":1}".to_vec(), b"{}".to_vec(), b"{\"b\":[2]}".to_vec()];
-        let all: usize = lines.iter().map(|line| line.len() + 1).sum();
+        let texts = [b"{\"a\":1}".to_vec(), b"{}".to_vec(), b"{\"b\":[2]}".to_vec()];
+        let all: usize = texts.iter().map(|line| line.len() + 1).sum();
         for room in 0..=all {
             for second_room in 0..=3 {
                 let (mut out, mut torn) = (Full { taken: Vec::new(), room }, false);
-                let first = append(&mut out, &mut torn, &lines);
+                let first = append(&mut out, &mut torn, &lines(&texts));
                 assert_eq!((first.bytes, first.error.is_none()), (room, room == all));
                 assert_eq!(torn, out.taken.last().is_some_and(|last| *last != b'\n'), "{room}");
                 out.room = second_room;
-                let second = append(&mut out, &mut torn, &lines[first.lines..]);
+                let second = append(&mut out, &mut torn, &lines(&texts[first.lines..]));
                 out.room = usize::MAX;
-                let third = append(&mut out, &mut torn, &lines[first.lines + second.lines..]);
-                assert!(third.error.is_none() && first.lines + second.lines + third.lines == lines.len());
+                let third = append(&mut out, &mut torn, &lines(&texts[first.lines + second.lines..]));
+                assert!(third.error.is_none() && first.lines + second.lines + third.lines == texts.len());
                 let text = String::from_utf8(out.taken).unwrap();
                 let mut whole: Vec<&str> = text.lines().filter(|line| line.ends_with('}')).collect();
                 // A line of which only the end was missing comes again.
                 whole.dedup();
-                assert_eq!(whole, lines.iter().map(|line| std::str::from_utf8(line).unwrap()).collect::<Vec<_>>());
+                assert_eq!(whole, texts.iter().map(|line| std::str::from_utf8(line).unwrap()).collect::<Vec<_>>());
                 assert!(text.ends_with('\n') && !text.contains("}{"), "{room}, then {second_room}: {text}");
             }
         }
@@ -588,8 +624,8 @@ mod tests {
         let file = OpenOptions::new().append(true).open(&path).unwrap();
         let mut appended = Appended { path: path.clone(), file, regular: true, sync: true, torn: true };
         let until = Instant::now() + LONGEST;
-        assert_eq!(appended.append(&[b"{}".to_vec()], until).lines, 1);
-        assert_eq!(appended.append(&[b"{}".to_vec()], until).lines, 1);
+        assert_eq!(appended.append(&lines(&[b"{}".to_vec()]), until).lines, 1);
+        assert_eq!(appended.append(&lines(&[b"{}".to_vec()]), until).lines, 1);
         assert_eq!(std::fs::read_to_string(path).unwrap(), "{\"torn\n{}\n{}\n");
     }
 }

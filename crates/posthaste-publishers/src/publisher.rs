@@ -155,16 +155,22 @@ impl Results {
 
     /// Notes what became of a message, by its place in the batch. The last word counts; a place that no message has does not.
     pub fn note(&self, place: usize, result: Result<(), PublishError>) {
+        self.note_some([(place, result)]);
+    }
+
+    /// Notes what became of some messages, each by its place in the batch.
+    pub fn note_some(&self, results: impl IntoIterator<Item = (usize, Result<(), PublishError>)>) {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(noted) = noted.get_mut(place) {
-            *noted = Some(result);
+        for (place, result) in results {
+            if let Some(noted) = noted.get_mut(place) {
+                *noted = Some(result);
+            }
         }
     }
 
     /// Notes what became of all messages, in their order, also of those of which something was noted before.
     pub fn note_all(&self, results: impl IntoIterator<Item = Result<(), PublishError>>) {
-        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        noted.iter_mut().zip(results).for_each(|(noted, result)| *noted = Some(result));
+        self.note_some(results.into_iter().enumerate());
     }
 
     /// What was noted, in the order of the messages.

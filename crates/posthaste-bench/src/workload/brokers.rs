@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use posthaste_core::listener::Path;
-use posthaste_core::{Delivery, Metrics, Options, Outbox};
+use posthaste_core::{Delivery, Options, Outbox};
 use posthaste_publishers::{Envelope, Message, Publisher};
-use tokio::sync::Notify;
 
+use super::Done;
 use super::drain::{self, Relays};
 use crate::bench::Bench;
 use crate::broker::kafka::KafkaBroker;
@@ -28,9 +28,6 @@ use crate::subject::{Filling, Subject, check_done, event, fill, payload};
 
 /// The least ratio of the publisher alone, and of the way from the table to the broker.
 const GOAL: f64 = 0.8;
-
-/// How long a backlog may take until it is given up.
-const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Publishes to a broker. Gives what it was.
 pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, chosen: &Chosen) -> anyhow::Result<String> {
@@ -249,35 +246,6 @@ async fn taken<B: Broker>(broker: &B, place: &str, filling: Filling) -> anyhow::
     let count = broker.count(place, events).await?;
     ensure!(count >= events, "of {events} messages, all acknowledged, the broker has {count}");
     broker.delete(place).await
-}
-
-/// Counts events that are DONE.
-#[derive(Clone, Default)]
-struct Done(Arc<Counted>);
-
-#[derive(Default)]
-struct Counted {
-    delivered: AtomicU64,
-    more: Notify,
-}
-
-impl Metrics for Done {
-    fn delivered(&self, count: u64) {
-        self.0.delivered.fetch_add(count, Ordering::Relaxed);
-        self.0.more.notify_one();
-    }
-}
-
-impl Done {
-    async fn wait(&self, events: u64) -> anyhow::Result<()> {
-        let delivered = || self.0.delivered.load(Ordering::Relaxed);
-        let all = async {
-            while delivered() < events {
-                self.0.more.notified().await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, all).await.with_context(|| format!("only {} events were delivered", delivered()))
-    }
 }
 
 #[cfg(test)]

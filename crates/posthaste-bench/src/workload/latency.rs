@@ -33,13 +33,13 @@ const RATES: [u64; 2] = [100, 1000];
 
 /// How long deliveries took, of several rounds: the p50 and the p99 of each, in microseconds.
 #[derive(Default)]
-struct Latencies {
+pub(super) struct Latencies {
     p50: Figures,
     p99: Figures,
 }
 
 impl Latencies {
-    fn push(&mut self, title: &str, nanos: &[u64]) -> anyhow::Result<()> {
+    pub(super) fn push(&mut self, title: &str, nanos: &[u64]) -> anyhow::Result<()> {
         let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
         nanos.iter().for_each(|nanos| histogram.saturating_record(*nanos));
         let [p50, p99, most] = [0.5, 0.99, 1.0].map(|share| histogram.value_at_quantile(share) as f64 / 1000.0);
@@ -49,7 +49,7 @@ impl Latencies {
         Ok(())
     }
 
-    fn report(&self, bench: &mut Bench, workload: &str, database: &str, what: &str, bounds: (f64, f64)) {
+    pub(super) fn report(&self, bench: &mut Bench, workload: &str, database: &str, what: &str, bounds: (f64, f64)) {
         let p50 = format!("{workload} p50");
         let about = About { workload: &p50, database, what, against: "a bound", unit: "µs" };
         bench.add(about.at_most(&self.p50, bounds.0));
@@ -323,7 +323,7 @@ async fn listen_by_hand(url: &str) -> anyhow::Result<()> {
     }
 }
 
-fn steady(rate: u64) -> anyhow::Result<tokio::time::Interval> {
+pub(super) fn steady(rate: u64) -> anyhow::Result<tokio::time::Interval> {
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / u32::try_from(rate)?);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);
     Ok(ticks)

@@ -6,6 +6,7 @@ use std::time::Instant;
 use metrics::{Counter, Histogram, counter, histogram};
 use posthaste::Delivery;
 use posthaste::instrument::{Instrument, Running};
+use posthaste::listener::OfOneKey;
 use posthaste::publishers::{Binding, Message, Places, PublishError, PublishErrorKind, Publisher, Results};
 use posthaste::store::Action;
 
@@ -127,18 +128,29 @@ impl DestinationMeter {
         }
     }
 
-    fn count(&self, result: Option<&Result<(), PublishError>>) {
-        match result {
-            Some(Ok(())) => &self.acknowledged,
-            Some(Err(error)) => match error.kind() {
-                PublishErrorKind::Retryable => &self.failed,
-                PublishErrorKind::Permanent => &self.dead,
-                _ => &self.deferred,
-            },
-            // No answer in time uses no attempt.
-            None => &self.deferred,
+    fn count(&self, results: &[Option<Result<(), PublishError>>]) {
+        let [mut acknowledged, mut failed, mut dead, mut deferred] = [0; 4];
+        for result in results {
+            *match result {
+                Some(Ok(())) => &mut acknowledged,
+                Some(Err(error)) => match error.kind() {
+                    PublishErrorKind::Retryable => &mut failed,
+                    PublishErrorKind::Permanent => &mut dead,
+                    _ => &mut deferred,
+                },
+                // No answer in time uses no attempt.
+                None => &mut deferred,
+            } += 1;
         }
-        .increment(1);
+        let counters = [
+            (&self.acknowledged, acknowledged),
+            (&self.failed, failed),
+            (&self.dead, dead),
+            (&self.deferred, deferred),
+        ];
+        for (counter, count) in counters.into_iter().filter(|(_, count)| *count > 0) {
+            counter.increment(count);
+        }
     }
 }
 
@@ -158,6 +170,7 @@ impl<P: Publisher> Publisher for Metered<P> {
     const BINDING: Binding = P::BINDING;
     const PLACES: Places = P::PLACES;
     const MAX_BATCH: usize = P::MAX_BATCH;
+    const OF_ONE_KEY: OfOneKey = P::OF_ONE_KEY;
 
     fn name(&self) -> &str {
         self.inner.name()
@@ -170,6 +183,7 @@ impl<P: Publisher> Publisher for Metered<P> {
     async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
         let Some(meter) = &self.meter else { return self.inner.publish_into(messages, results).await };
         let noted = Results::new(messages.len(), results.until());
+        let noted = if results.is_in_order() { noted.in_order() } else { noted };
         let passing_on = PassingOn {
             noted: Some(noted),
             to: results,
@@ -213,11 +227,7 @@ impl Drop for PassingOn<'_> {
         if let Some(span) = &self.span {
             super::otlp::sent(span, noted.iter().filter(|result| !matches!(result, Some(Ok(())))).count());
         }
-        for (place, result) in noted.into_iter().enumerate() {
-            self.meter.count(result.as_ref());
-            if let Some(result) = result {
-                self.to.note(place, result);
-            }
-        }
+        self.meter.count(&noted);
+        self.to.note_some(noted.into_iter().enumerate().filter_map(|(place, result)| Some((place, result?))));
     }
 }

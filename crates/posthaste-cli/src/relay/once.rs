@@ -99,6 +99,7 @@ impl Once<'_> {
     /// claimed.
     async fn until_nothing_is_due(&self, store: &Watched, poller: &Poller, dispatcher: &Arc<Dispatcher>) -> usize {
         let (mut claimed, mut away) = (0, Away::default());
+        let half = self.obstacles.settings.relay.cold_queue.div_ceil(2).max(1);
         loop {
             let idle = dispatcher.in_flight() == 0;
             let left = self.wait.saturating_sub(away.so_far(self.obstacles.is_any_away()));
@@ -116,7 +117,7 @@ impl Once<'_> {
             claimed += polled.claimed;
             if polled.no_room {
                 tokio::select! {
-                    () = dispatcher.room_for(1) => sleep(LOOK).await,
+                    _ = timeout(LOOK_AGAIN, dispatcher.room_for(half)) => {}
                     // It is not the queue that is full: every route is paused, or its destination is away.
                     () = nothing_in_hand(dispatcher) => {
                         if self.obstacles.is_all_paused() || timeout(left, dispatcher.room_for(1)).await.is_err() {
@@ -124,6 +125,9 @@ impl Once<'_> {
                         }
                     }
                 }
+            } else if polled.full {
+                // As a poller does: a claim of few rows is not worth its trip, and while it is under way the others are worked on.
+                let _ = timeout(LOOK_AGAIN, dispatcher.room_for(half)).await;
             } else if polled.claimed > 0 {
                 continue;
             } else if !idle {

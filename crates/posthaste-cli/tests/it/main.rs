@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
+mod bench;
 mod brokers;
 mod config;
 mod demo;

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tracing::{debug, error};
 
 use super::Work;
 use super::caller::Caller;
 use crate::inflight::InFlight;
 use crate::instrument::Measuring;
-use crate::listener::{AnyListener, Delivery};
+use crate::listener::{AnyListener, Delivery, Path};
 use crate::queue::Queues;
 use crate::settle;
 use crate::store::Action;
@@ -33,6 +34,7 @@ struct Hand {
     works: Vec<Work>,
     deliveries: Vec<Delivery>,
     actions: Vec<Action>,
+    latencies: Vec<Duration>,
 }
 
 impl Worker {
@@ -82,6 +84,19 @@ impl Worker {
         }
     }
 
+    /// Tells how long the events in hand have waited, those of one path together.
+    fn tell_latencies(&self, hand: &mut Hand) {
+        let now = Instant::now();
+        for path in [Path::Hot, Path::Cold] {
+            let works = hand.works.iter().filter(|work| work.delivery.path() == path);
+            hand.latencies.extend(works.map(|work| work.lag + now.duration_since(work.queued_at)));
+            if !hand.latencies.is_empty() {
+                self.caller.metrics.latencies(path, &hand.latencies);
+                hand.latencies.clear();
+            }
+        }
+    }
+
     /// Runs the events in hand and hands over their outcomes.
     async fn deliver(&self, listener: Option<&AnyListener>, hand: &mut Hand) {
         // The place for the outcomes comes first: between a verdict and its settlement there is then nothing to wait
@@ -98,9 +113,7 @@ impl Worker {
         if hand.works.is_empty() {
             return;
         }
-        for work in &hand.works {
-            self.caller.metrics.latency(work.delivery.path(), work.lag + work.queued_at.elapsed());
-        }
+        self.tell_latencies(hand);
         hand.deliveries.extend(hand.works.iter().map(|work| work.delivery.clone()));
         let measuring = Measuring::begin(&self.caller.instruments, &hand.deliveries);
         let verdicts = self.caller.call(&measuring, listener, &hand.deliveries).await;

@@ -54,8 +54,9 @@ pub(super) fn uri_reference(text: &str) -> String {
 
 /// Whether a content type says that the body is JSON.
 pub(crate) fn is_json(content_type: &str) -> bool {
-    let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    media_type.ends_with("/json") || media_type.ends_with("+json")
+    let media_type = content_type.split(';').next().unwrap_or_default().trim().as_bytes();
+    let end = media_type.get(media_type.len().saturating_sub(5)..).unwrap_or_default();
+    end.eq_ignore_ascii_case(b"/json") || end.eq_ignore_ascii_case(b"+json")
 }
 
 /// Base64 with padding, as in RFC 4648.

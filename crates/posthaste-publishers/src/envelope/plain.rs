@@ -17,6 +17,7 @@ pub(super) fn wrap(binding: Binding, event: &Delivery) -> Wrapped {
     let is_ours = |name: &str| ours.iter().any(|(own, _)| own.eq_ignore_ascii_case(name));
     let own = ours.into_iter().filter_map(|(name, value)| Some(binding.own(name, value?)));
     let others = event.headers().iter().filter(|(name, _)| !is_ours(name));
-    let headers: Vec<Header> = own.chain(others.filter_map(|(name, value)| binding.header(name, value))).collect();
+    let mut headers: Vec<Header> = Vec::with_capacity(ours.len() + event.headers().len());
+    headers.extend(own.chain(others.filter_map(|(name, value)| binding.header(name, value))));
     with_payload(binding, event, headers)
 }

@@ -1,0 +1,147 @@
+//! Rows that another process inserts, and lines that arrive.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde::Deserialize;
+use sqlx::Connection;
+use sqlx::postgres::PgConnection;
+
+use super::process::Output;
+use crate::subject::payload;
+use crate::workload::latency::steady;
+
+/// How often a file is looked at for lines whose moment does not matter much.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// And where it does. The kernel makes about 0.07 ms of it.
+const LOOK_CLOSELY: Duration = Duration::from_micros(20);
+
+/// How many bytes are read at a time.
+const CHUNK: usize = 256 * 1024;
+
+/// Waits until a file has that many lines.
+pub(super) async fn wait_for_lines(path: PathBuf, wanted: usize) -> anyhow::Result<()> {
+    // Held for as long as this is waited for.
+    let waiting = Arc::new(());
+    let waited_for = Arc::downgrade(&waiting);
+    let count = move || -> io::Result<()> {
+        let (mut file, mut lines) = (opened(&path, &waited_for)?, 0);
+        let mut chunk = vec![0; CHUNK];
+        while lines < wanted && waited_for.strong_count() > 0 {
+            match file.read(&mut chunk)? {
+                0 => thread::sleep(LOOK),
+                read => lines += ends(&chunk[..read]),
+            }
+        }
+        Ok(())
+    };
+    let counted = tokio::task::spawn_blocking(count).await;
+    drop(waiting);
+    Ok(counted??)
+}
+
+/// How many lines a file has.
+pub(super) fn count(path: &Path) -> io::Result<usize> {
+    Ok(ends(&std::fs::read(path)?))
+}
+
+fn ends(text: &[u8]) -> usize {
+    text.iter().filter(|byte| **byte == b'\n').count()
+}
+
+/// Reads lines, on a thread that does nothing else, until there is one of each of that many events. Gives when each came.
+pub(super) fn hear(from: Output, events: usize) -> impl Future<Output = anyhow::Result<Vec<Instant>>> {
+    let waiting = Arc::new(());
+    let waited_for = Arc::downgrade(&waiting);
+    let heard = tokio::task::spawn_blocking(move || match from {
+        Output::File(path) => hear_from(opened(&path, &waited_for)?, Some(LOOK_CLOSELY), events, &waited_for),
+        Output::Pipe(pipe) => hear_from(pipe, None, events, &waited_for),
+    });
+    async move {
+        let heard = heard.await;
+        drop(waiting);
+        heard?
+    }
+}
+
+/// What is asked of a line.
+#[derive(Deserialize)]
+struct Line {
+    key: String,
+}
+
+/// Reads until there is a line of each. A file that has no more is looked at again after a pause; a pipe that has no more has ended.
+fn hear_from(
+    mut from: impl Read,
+    pause: Option<Duration>,
+    events: usize,
+    waited_for: &Weak<()>,
+) -> anyhow::Result<Vec<Instant>> {
+    let (mut heard, mut missing) = (vec![None; events], events);
+    let (mut chunk, mut begun) = (vec![0; CHUNK], Vec::new());
+    while missing > 0 && waited_for.strong_count() > 0 {
+        let read = from.read(&mut chunk)?;
+        let now = Instant::now();
+        if read == 0 {
+            thread::sleep(pause.context("the relay has closed its output")?);
+            continue;
+        }
+        begun.extend_from_slice(&chunk[..read]);
+        let whole = begun.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        for line in begun[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let number: usize = serde_json::from_slice::<Line>(line)?.key.parse()?;
+            let first = heard.get_mut(number).context("a line of an event that was not written")?;
+            missing -= usize::from(first.is_none());
+            first.get_or_insert(now);
+        }
+        begun.drain(..whole);
+    }
+    heard.into_iter().map(|at| at.context("not every line has come")).collect()
+}
+
+/// Inserts rows at a steady rate, as a program without this library does. Gives when it knew that each was committed.
+pub(super) async fn insert(url: &str, rate: u64, events: usize, notice: bool) -> anyhow::Result<Vec<Instant>> {
+    let mut connection = PgConnection::connect(url).await?;
+    let mut ticks = steady(rate)?;
+    let insert = async move {
+        let payload = payload(200);
+        let mut committed = Vec::with_capacity(events);
+        for number in 0..events {
+            ticks.tick().await;
+            sqlx::query(
+                "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload)
+                 VALUES ($1, 'Tick', 'Clock', $2, $3)",
+            )
+            .bind(format!("row-{number}"))
+            .bind(number.to_string())
+            .bind(&payload)
+            .execute(&mut connection)
+            .await?;
+            committed.push(Instant::now());
+            if notice {
+                sqlx::query("NOTIFY posthaste_outbox_event").execute(&mut connection).await?;
+            }
+        }
+        connection.close().await?;
+        anyhow::Ok(committed)
+    };
+    tokio::spawn(insert).await?
+}
+
+/// Opens a file as soon as it is there.
+fn opened(path: &Path, waited_for: &Weak<()>) -> io::Result<File> {
+    loop {
+        match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && waited_for.strong_count() > 0 => {
+                thread::sleep(LOOK)
+            }
+            opened => return opened,
+        }
+    }
+}
