@@ -183,7 +183,7 @@ fn add_way(document: &mut Value, record: &Record, event: &Event, ways: &Ways, pa
     };
     let to: Vec<&str> = route.to.iter().map(|&place| &*ways.destinations[place]).collect();
     if !record.state.status.is_final() {
-        let holds = |pause: &&Pause| settings.holds(&pause.what, route);
+        let holds = |pause: &&Pause| route.is_held_by(&pause.what, |place| &ways.destinations[place]);
         let held: Vec<String> = pauses.iter().filter(holds).map(|pause| pause.what.to_string()).collect();
         if !held.is_empty() {
             document["paused"] = held.join(", ").into();

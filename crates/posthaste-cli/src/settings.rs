@@ -90,10 +90,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// Whether that pause keeps events from a route: one of its own, or of a destination that it leads to.
     pub(crate) fn holds(&self, paused: &Paused, route: &Route) -> bool {
-        match paused {
-            Paused::Route(name) => *name == route.name,
-            Paused::Destination(name) => route.to.iter().any(|&place| self.destinations[place].name == *name),
-        }
+        route.is_held_by(paused, |place| &self.destinations[place].name)
     }
 }
 

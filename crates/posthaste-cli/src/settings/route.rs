@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
 use posthaste::publishers::Envelope;
+use posthaste::store::Paused;
 use posthaste::{Event, RetryPolicy};
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -34,6 +35,14 @@ impl Route {
     /// Whether an event takes this route.
     pub(crate) fn fits(&self, event: &Event) -> bool {
         self.matching.fits(event)
+    }
+
+    /// Whether that pause keeps events from it: one of its own, or of a destination that it leads to, given what those are called.
+    pub(crate) fn is_held_by<'a>(&self, paused: &Paused, name: impl Fn(usize) -> &'a str) -> bool {
+        match paused {
+            Paused::Route(route) => *route == self.name,
+            Paused::Destination(destination) => self.to.iter().any(|&place| name(place) == destination),
+        }
     }
 }
 
