@@ -20,7 +20,7 @@ pub(super) async fn look(settings: &Settings, found: &mut Findings) {
 }
 
 async fn look_at(check: &str, destination: &Destination, found: &mut Findings) {
-    if let Target::Lines(_) = destination.target {
+    if matches!(destination.target, Target::Lines(_)) {
         // It is opened as a relay would, to see whether it can be.
         return match Connected::new(destination, true).await {
             Ok(connected) => {

@@ -60,6 +60,7 @@ impl Connected {
 
     /// One of them; if it is a file it need not be opened for a check.
     pub(crate) async fn new(destination: &Destination, for_use: bool) -> Result<Self, Failed> {
+        #[allow(unused_variables, reason = "nobody needs it in a build that has lines alone")]
         let wrong = |error: &dyn std::error::Error| Failed::from(destination.fault(crate::text_of(error)));
         Ok(match &destination.target {
             Target::Lines(_) if !for_use => Self::Lines(Ndjson::stdout()),
@@ -113,27 +114,27 @@ impl Connected {
         retry: &RetryPolicy,
         meter: Option<&Arc<DestinationMeter>>,
     ) -> AnyListener {
-        let (to, with) = (&*settings.to, (envelope, retry, meter));
+        let with = (envelope, retry, meter);
         match self {
             Self::Lines(lines) => finished(lines.lines(), settings, with),
             #[cfg(feature = "kafka")]
-            Self::Kafka(kafka) => finished(kafka.topic(to), settings, with),
+            Self::Kafka(kafka) => finished(kafka.topic(&settings.to), settings, with),
             #[cfg(feature = "mqtt")]
-            Self::Mqtt(mqtt) => finished(mqtt.topic(to), settings, with),
+            Self::Mqtt(mqtt) => finished(mqtt.topic(&settings.to), settings, with),
             #[cfg(feature = "nats")]
-            Self::Nats(nats) => finished(nats.subject(to), settings, with),
+            Self::Nats(nats) => finished(nats.subject(&settings.to), settings, with),
             #[cfg(feature = "rabbitmq")]
             Self::Rabbit(rabbit) => {
                 let destination = match &settings.exchange {
-                    Some(exchange) => rabbit.exchange(exchange).routing_key(to),
-                    None => rabbit.queue(to),
+                    Some(exchange) => rabbit.exchange(exchange).routing_key(&settings.to),
+                    None => rabbit.queue(&settings.to),
                 };
                 finished(destination, settings, with)
             }
             #[cfg(feature = "redis")]
-            Self::Redis(redis) => finished(redis.stream(to), settings, with),
+            Self::Redis(redis) => finished(redis.stream(&settings.to), settings, with),
             #[cfg(feature = "webhook")]
-            Self::Webhook(webhook) => finished(webhook.url(to), settings, with),
+            Self::Webhook(webhook) => finished(webhook.url(&settings.to), settings, with),
         }
     }
 }

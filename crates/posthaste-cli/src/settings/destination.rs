@@ -16,6 +16,7 @@ pub(crate) struct Destination {
     /// The address: topic, subject, stream, queue, routing key or URL, as a template.
     pub(crate) to: String,
     /// The exchange of RabbitMQ, as a template.
+    #[cfg_attr(not(feature = "rabbitmq"), expect(dead_code, reason = "no other destination has one"))]
     pub(crate) exchange: Option<String>,
     /// What has to stay in order, as a template.
     pub(crate) key: Option<String>,

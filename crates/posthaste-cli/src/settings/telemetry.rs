@@ -18,7 +18,6 @@ pub(crate) struct Telemetry {
     /// The address of a collector, such as `http://127.0.0.1:4318`. Nothing is sent if there is none.
     pub(crate) otlp: Option<String>,
     /// What the relay is called there.
-    #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only who sends looks at it"))]
     pub(crate) service_name: String,
     /// How often metrics are sent.
     #[serde(with = "compact::required")]
