@@ -81,8 +81,10 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         }
         Command::Status => {
             println!("{} in {shown} is not up to date; this is left to do:", settings.table);
-            for step in pending.lines().filter_map(|line| line.strip_prefix("-- ")) {
-                println!("  {step}");
+            // The statements have comments of their own.
+            let heading = format!("-- {}, version ", TableName::parse(&settings.table)?);
+            for step in pending.lines().filter(|line| line.starts_with(&heading)) {
+                println!("  {}", step.trim_start_matches("-- "));
             }
             Status::No.into()
         }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::de::{Expected, Unexpected};
+
 /// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
@@ -91,6 +93,23 @@ impl std::error::Error for Fault {}
 impl serde::de::Error for Fault {
     fn custom<T: fmt::Display>(message: T) -> Self {
         Self { origin: None, field: String::new(), message: message.to_string() }
+    }
+
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::custom(format!("invalid type: {found}, expected {}", in_words(expected)))
+    }
+
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::custom(format!("invalid value: {found}, expected {}", in_words(expected)))
+    }
+}
+
+/// What is expected, in words of a file and not of a program.
+fn in_words(expected: &dyn Expected) -> String {
+    match expected.to_string() {
+        number if ["usize", "u16", "u32", "u64"].contains(&&*number) => "a whole number".to_owned(),
+        table if table.starts_with("struct ") => "a table".to_owned(),
+        words => words,
     }
 }
 
