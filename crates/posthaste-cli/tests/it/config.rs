@@ -4,7 +4,7 @@ use crate::place::Place;
 use crate::{stderr, stdout};
 
 /// What is wrong with a file, and what is said of it: where, which field, and some words.
-const WRONG: &[(&str, &str, &[&str])] = &[
+pub(crate) const WRONG: &[(&str, &str, &[&str])] = &[
     ("[relay]\nworker = 4\n", "posthaste.toml:2:1: relay.worker: ", &["unknown field `worker`", "`workers`"]),
     ("[relay]\nworkers = \"many\"\n", "posthaste.toml:2:11: relay.workers: ", &["invalid type: string \"many\""]),
     ("[relay]\nworkers = 0\n", "posthaste.toml:2:11: relay.workers: ", &["must be from 1 to"]),

@@ -1,11 +1,10 @@
 //! What every command says of itself, kept in `tests/it/golden/help.txt`. To accept a change:
 //!
 //! ```sh
-//! POSTHASTE_GOLDEN=overwrite cargo test -p posthaste-cli --test it help::
+//! POSTHASTE_GOLDEN=overwrite cargo test -p posthaste-cli --all-features --test it help::
 //! ```
 
-use std::path::Path;
-
+use crate::golden::assert_kept;
 use crate::{posthaste, stdout};
 
 const COMMANDS: &[&[&str]] = &[
@@ -52,10 +51,5 @@ fn help_is_as_it_was() {
         let said: Vec<&str> = stdout(&output).lines().map(str::trim_end).collect();
         all += &format!("$ posthaste {} --help\n{}\n\n", command.join(" "), said.join("\n").trim_end());
     }
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden/help.txt");
-    if std::env::var_os("POSTHASTE_GOLDEN").is_some_and(|wish| wish == "overwrite") {
-        std::fs::write(&golden, &all).unwrap();
-    }
-    let kept = std::fs::read_to_string(&golden).unwrap_or_default();
-    assert!(kept == all, "the help is another; POSTHASTE_GOLDEN=overwrite accepts it:\n{all}");
+    assert_kept("help.txt", &all);
 }

@@ -2,10 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
+mod brokers;
 mod config;
 mod demo;
 mod doctor;
+mod ending;
+mod golden;
 mod help;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod keys;
 mod languages;
 mod operations;
@@ -13,11 +18,14 @@ mod operator;
 mod packaging;
 mod pause;
 mod place;
+mod receiver;
 mod relay;
+mod routes;
 mod shell;
 #[cfg(feature = "otlp")]
 mod telemetry;
 
+use std::io::ErrorKind;
 use std::process::{Command, Output};
 
 /// Runs the command with these arguments and no terminal.
@@ -25,6 +33,17 @@ fn posthaste(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
     command.args(arguments).env_remove("RUST_LOG");
     command.output().expect("the command can be started")
+}
+
+/// Runs a program of the machine that is not ours, which is in that package of Debian.
+fn tool(package: &str, command: &mut Command) -> Output {
+    match command.output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => panic!(
+            "{} is not there: run scripts/test, which installs it, or: apt-get install {package}",
+            command.get_program().display()
+        ),
+        output => output.expect("the program can be started"),
+    }
 }
 
 fn stdout(output: &Output) -> &str {

@@ -11,7 +11,7 @@ use crate::place::{Late, Place, Running, silent, until};
 use crate::relay::{postgres, socket};
 
 /// Asks, and gives the status and the body.
-fn ask(address: SocketAddr, path: &str, headers: &str) -> (u16, String) {
+pub(crate) fn ask(address: SocketAddr, path: &str, headers: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n").unwrap();

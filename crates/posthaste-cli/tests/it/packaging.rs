@@ -7,8 +7,9 @@ use std::process::Command;
 use serde_json::Value;
 use yaml_rust2::{Yaml, YamlLoader};
 
-use crate::place::Place;
-use crate::{stderr, stdout};
+use crate::operations::{address, ask, metrics as metrics_of};
+use crate::place::{Place, until};
+use crate::{stderr, stdout, tool};
 
 fn read(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
@@ -98,14 +99,14 @@ fn systemd_accepts_the_unit() {
 
     here.write("posthaste-relay.service", &unit.replace("/usr/local/bin/posthaste", env!("CARGO_BIN_EXE_posthaste")));
     let file = here.path("posthaste-relay.service");
-    // Only where there is one to ask.
-    let Ok(output) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output() else { return };
+    let verify = || tool("systemd", Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
+    let output = verify();
     let said = format!("{}{}", stdout(&output), stderr(&output));
     let about_us: Vec<_> = said.lines().filter(|line| line.contains("posthaste-relay")).collect();
     assert!(output.status.success() && about_us.is_empty(), "{said}");
     // It does look: a word that is none is told.
     here.write("posthaste-relay.service", &unit.replace("Restart=on-failure", "Restart=sometimes"));
-    let output = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output().unwrap();
+    let output = verify();
     assert!(stderr(&output).contains("sometimes"), "{}", stderr(&output));
 }
 
@@ -191,8 +192,33 @@ fn dashboard_and_alerts_ask_for_metrics_that_there_are() {
 
 #[test]
 fn prometheus_accepts_the_alerts() {
-    // Only where there is one to ask.
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/prometheus/alerts.yaml");
-    let Ok(output) = Command::new("promtool").args(["check", "rules"]).arg(file).output() else { return };
+    let check = |file: &Path| tool("prometheus", Command::new("promtool").args(["check", "rules"]).arg(file));
+    let output = check(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/prometheus/alerts.yaml"));
+    let alerts = alerts().len();
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    assert!(stdout(&output).contains(&format!("{alerts} rules found")), "{}", stdout(&output));
+    // It does look: a query that is none is told.
+    let here = Place::new();
+    here.write("wrong.yaml", &read("packaging/prometheus/alerts.yaml").replacen("expr: ", "expr: 5 5 ", 1));
+    let output = check(&here.path("wrong.yaml"));
+    assert!(!output.status.success(), "{}", stdout(&output));
+}
+
+#[test]
+fn prometheus_accepts_the_metrics_of_a_relay() {
+    let here = Place::with("[http]\nlisten = \"127.0.0.1:0\"\nsample_interval = \"100ms\"\n");
+    let mut relay = here.start(&["relay"]);
+    let address = address(&mut relay);
+    here.ok(&["events", "write", "--type", "OrderPlaced", "{}"]);
+    until("all is counted", || metrics_of(address).get("posthaste_rows{status=\"DONE\"}") == Some(&1.0));
+    here.write("metrics", &ask(address, "/metrics", "").1);
+    let check = || {
+        let file = std::fs::File::open(here.path("metrics")).unwrap();
+        tool("prometheus", Command::new("promtool").args(["check", "metrics"]).stdin(file))
+    };
+    let output = check();
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    // It does look: a line that is none is told.
+    here.write("metrics", &(here.read("metrics") + "posthaste_rows{status=\"DONE} 1\n"));
+    assert!(!check().status.success());
 }

@@ -3,11 +3,11 @@
 use std::process::{Command, Output};
 
 use crate::place::Place;
-use crate::{posthaste, stderr, stdout};
+use crate::{posthaste, stderr, stdout, tool};
 
-/// Runs a program of the machine, if it is there.
-fn run(program: &str, arguments: &[&str]) -> Option<Output> {
-    Command::new(program).args(arguments).output().ok()
+/// Has a shell do something, each of which is in a package of its name.
+fn run(shell: &str, arguments: &[&str]) -> Output {
+    tool(shell, Command::new(shell).args(arguments))
 }
 
 #[test]
@@ -20,13 +20,30 @@ fn bash_completes_commands_and_flags() {
              _posthaste posthaste \"${{COMP_WORDS[{last}]}}\" \"\"; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
             here.path("posthaste.bash").display()
         );
-        let output = run("bash", &["--norc", "-c", &script]).expect("bash is there: scripts/test is run by it");
+        let output = run("bash", &["--norc", "-c", &script]);
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output).lines().map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(ask("posthaste mig", 1), ["migrate"]);
     assert_eq!(ask("posthaste migrate u", 2), ["up"]);
     assert_eq!(ask("posthaste migrate up --wr", 3), ["--write-function"]);
+}
+
+#[test]
+fn fish_completes_commands_and_flags() {
+    let here = Place::new();
+    here.write("posthaste.fish", &here.ok(&["completions", "fish"]));
+    let ask = |line: &str| {
+        let script = format!("source {}; complete --do-complete '{line}'", here.path("posthaste.fish").display());
+        let output = run("fish", &["--no-config", "-c", &script]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        // Each with what it is for.
+        let words = stdout(&output).lines().map(|line| line.split('\t').next().unwrap().to_owned());
+        words.collect::<Vec<_>>()
+    };
+    assert_eq!(ask("posthaste mig"), ["migrate"]);
+    assert_eq!(ask("posthaste migrate u"), ["up"]);
+    assert_eq!(ask("posthaste migrate up --wr"), ["--write-function"]);
 }
 
 #[test]
@@ -38,13 +55,12 @@ fn every_shell_has_a_script_that_names_the_commands() {
             assert!(stdout(&output).contains(word), "{shell} knows no {word}");
         }
     }
-    // Those that are installed have to accept theirs.
+    // Those that Debian has have to accept theirs.
     let here = Place::new();
     for shell in ["bash", "zsh", "fish"] {
         here.write(shell, &here.ok(&["completions", shell]));
-        if let Some(output) = run(shell, &["-n", here.path(shell).to_str().unwrap()]) {
-            assert!(output.status.success(), "{shell}: {}", stderr(&output));
-        }
+        let output = run(shell, &["-n", here.path(shell).to_str().unwrap()]);
+        assert!(output.status.success(), "{shell}: {}", stderr(&output));
     }
     let output = posthaste(&["completions", "cmd"]);
     assert_eq!(output.status.code(), Some(2));
@@ -75,14 +91,13 @@ fn there_is_a_manual_page_for_every_command() {
     for entry in std::fs::read_dir(here.path("man1")).unwrap() {
         let path = entry.unwrap().path();
         assert!(!path.to_str().unwrap().contains("help"), "{path:?}");
-        // Where there is a program that reads manual pages, it has nothing to say against them.
+        // Whoever reads manual pages has nothing to say against them.
         let warnings = ["--warnings", "-l", "-E", "UTF-8", path.to_str().unwrap()];
-        let read = Command::new("man").args(warnings).env("LC_ALL", "C.UTF-8").env("MANPAGER", "cat").output();
-        if let Ok(read) = read {
-            assert!(read.status.success(), "{path:?}: {}", stderr(&read));
-            assert_eq!(stderr(&read), "", "{path:?}");
-            assert!(stdout(&read).contains("NAME"), "{path:?}: {}", stdout(&read));
-        }
+        let mut man = Command::new("man");
+        let read = tool("man-db", man.args(warnings).env("LC_ALL", "C.UTF-8").env("MANPAGER", "cat"));
+        assert!(read.status.success(), "{path:?}: {}", stderr(&read));
+        assert_eq!(stderr(&read), "", "{path:?}");
+        assert!(stdout(&read).contains("NAME"), "{path:?}: {}", stdout(&read));
     }
     let error = here.fails(2, &["man", "--directory", "nowhere"]);
     assert!(error.contains("nowhere/posthaste.1 cannot be written"), "{error}");

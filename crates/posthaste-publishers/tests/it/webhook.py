@@ -2,7 +2,8 @@
 
 webhook.py PORT [CERTIFICATE KEY]
 
-Prints its port, then a line of JSON for each request. What it answers stands in the path:
+Prints its port, then a line of JSON for each request, with how many are there at once and when it came, in seconds. What it
+answers stands in the path:
 
 /status/CODE            that, after `?retry_after=` and `?location=`
 /then/CODE,CODE,…       one after the other, and the last for ever; counted for each path
@@ -47,12 +48,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 "headers": {name.lower(): value for name, value in self.headers.items()},
                 "body": base64.b64encode(body).decode(),
                 "active": active,
+                "at": time.monotonic(),
                 "genuine": self.genuine(body),
             }), flush=True)
         path = url.path
         if path == "/asked":
             path = "/" + self.headers.get("answer", "status/204")
         self.answer(path.split("/")[1:], query, count)
+
+    def leave(self):
+        """Before the answer is out: whoever has it may send the next."""
+        global active
         with lock:
             active -= 1
 
@@ -71,6 +77,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(float(path[1]))
             self.reply(204, query)
         elif path[0] == "big":
+            self.leave()
             self.send_response(500)
             self.send_header("content-length", "100000000000")
             self.end_headers()
@@ -80,9 +87,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             except OSError:
                 self.close_connection = True
         else:
+            self.leave()
             self.close_connection = True
 
     def reply(self, code, query):
+        self.leave()
         body = b"" if code == 204 else f"this is {code}\r\n".encode()
         self.send_response(code)
         for name in ("retry_after", "location"):

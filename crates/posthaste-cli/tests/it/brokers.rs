@@ -1,0 +1,230 @@
+//! `posthaste relay` to each kind of destination, with the settings that a user would write, read back by clients that are not
+//! ours. NATS and Redis are in `relay`, Kafka in `kafka`.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+
+use crate::place::{Late, Place, until};
+use crate::receiver::{Receiver, SECRET, body};
+use crate::relay::{jetstream, lines, postgres, redis, socket, unique, variable};
+use crate::{stderr, stdout};
+
+/// How many orders are placed.
+pub(crate) const ORDERS: usize = 100;
+
+/// With a relay of these settings at work, places orders on PostgreSQL as a program in another language does, and waits until
+/// all are delivered.
+pub(crate) async fn relayed(settings: &str, variables: &[(&str, &str)]) {
+    let url = postgres().await;
+    let mut here = Place::with(settings).variable("SHOP_DATABASE", &url);
+    for (name, value) in variables {
+        here = here.variable(name, value);
+    }
+    assert!(here.ok(&["config", "check"]).contains("nothing is wrong"));
+    here.ok(&["migrate", "up", "--wake-trigger"]);
+    let mut relay = here.start(&["relay"]);
+    relay.says("delivering");
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let insert = format!(
+        "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers) \
+         SELECT 'id-' || n, 'OrderPlaced', 'Order', n::text, 'shop', json_build_object('order', n)::text, \
+         '{{\"region\": \"eu\"}}' FROM generate_series(1, {ORDERS}) AS n"
+    );
+    sqlx::raw_sql(AssertSqlSafe(insert)).execute(&mut connection).await.unwrap();
+    here.until("all are delivered", |here| here.json(&["stats", "--output", "json"])["done"] == ORDERS);
+    relay.terminate();
+    let (status, printed, said) = relay.end();
+    assert_eq!((status, &*printed), (Some(0), ""), "{said}");
+    let attempts = here.json(&["events", "list", "--limit", "1000", "--output", "json"]);
+    assert!(attempts.as_array().unwrap().iter().all(|row| row["attempts"] == 0), "{attempts:#}");
+    for (_, secret) in variables {
+        assert!(!said.contains(secret), "{said}");
+    }
+}
+
+/// Each order is there once, with its own body: what came, by id.
+pub(crate) fn assert_each_once(came: &[(String, Vec<u8>)]) {
+    assert_eq!(came.len(), ORDERS);
+    let ids: BTreeSet<&str> = came.iter().map(|(id, _)| &**id).collect();
+    assert_eq!(ids.len(), ORDERS);
+    for (id, body) in came {
+        let order: usize = id.strip_prefix("id-").unwrap().parse().unwrap();
+        assert_eq!(serde_json::from_slice::<Value>(body).unwrap(), json!({ "order": order }));
+    }
+}
+
+/// Makes and empties queues of RabbitMQ, with pika.
+fn rabbitmq(command: &str, argument: &str) -> String {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../posthaste-publishers/tests/it/rabbitmq.py");
+    let (python, url) = (variable("POSTHASTE_TEST_RABBITMQ_PYTHON"), variable("POSTHASTE_TEST_RABBITMQ_URL"));
+    let output = Command::new(python).args([script, &url, command, argument]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output).to_owned()
+}
+
+#[tokio::test]
+async fn rabbitmq_gets_every_order_through_an_exchange() {
+    let name = unique("shop");
+    let wanted = json!({
+        "exchanges": { &name: "topic" }, "queues": { &name: { "x-queue-type": "quorum" } },
+        "bindings": [[&name, &name, "Order.#"]],
+    });
+    rabbitmq("make", &wanted.to_string());
+    let settings = format!(
+        r#"
+[database]
+url = "env:SHOP_DATABASE"
+
+[destination.orders]
+type = "rabbitmq"
+url = "env:RABBITMQ_URL"
+exchange = "{name}"
+to = "{{aggregate_type}}.{{event_type}}"
+app_id = "shop"
+
+[[route]]
+name = "orders"
+match = {{ aggregate_type = "Order" }}
+to = "orders"
+"#
+    );
+    relayed(&settings, &[("RABBITMQ_URL", &variable("POSTHASTE_TEST_RABBITMQ_URL"))]).await;
+    let taken = lines(&rabbitmq("take", &name));
+    let came: Vec<_> =
+        taken.iter().map(|message| (message["message_id"].as_str().unwrap().to_owned(), body(message))).collect();
+    assert_each_once(&came);
+    for message in &taken {
+        assert_eq!((&message["routing_key"], &message["delivery_mode"]), (&"Order.OrderPlaced".into(), &2.into()));
+        assert_eq!((&message["headers"]["tenant-id"], &message["headers"]["region"]), (&"shop".into(), &"eu".into()));
+        assert_eq!((&message["app_id"], &message["content_type"]), (&"shop".into(), &"application/json".into()));
+    }
+}
+
+/// Reads what the broker has kept for a session of this name, with `mosquitto_sub`.
+fn mosquitto(session: &str, filter: &str, more: &[&str]) -> String {
+    let url = variable("POSTHASTE_TEST_MOSQUITTO_URL");
+    let port = url.rsplit_once(':').unwrap().1;
+    let output = Command::new("mosquitto_sub")
+        .args(["-h", "127.0.0.1", "-p", port, "-V", "5", "-i", session, "-c", "-x", "600", "-q", "1", "-t", filter])
+        .args(more)
+        .output()
+        .expect("mosquitto_sub is there: scripts/brokers/mosquitto installs it");
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output).to_owned()
+}
+
+#[tokio::test]
+async fn mqtt_gets_every_order_in_a_topic_of_its_type() {
+    let name = unique("shop");
+    let filter = format!("{name}/#");
+    mosquitto(&name, &filter, &["-E"]);
+    let settings = format!(
+        r#"
+[database]
+url = "env:SHOP_DATABASE"
+
+[destination.orders]
+type = "mqtt"
+url = "{}"
+to = "{name}/{{aggregate_type}}/{{event_type}}"
+
+[[route]]
+name = "orders"
+match = {{ aggregate_type = "Order" }}
+to = "orders"
+"#,
+        variable("POSTHASTE_TEST_MOSQUITTO_URL")
+    );
+    relayed(&settings, &[]).await;
+    let printed = mosquitto(&name, &filter, &["-C", &ORDERS.to_string(), "-W", "20", "-F", "%J"]);
+    let messages = lines(&printed);
+    let property = |message: &Value, name: &str| {
+        message["properties"]["user-properties"][name].as_str().unwrap_or_else(|| panic!("{message}")).to_owned()
+    };
+    let came: Vec<_> = messages
+        .iter()
+        .map(|message| (property(message, "event-id"), message["payload"].to_string().into_bytes()))
+        .collect();
+    assert_each_once(&came);
+    for message in &messages {
+        assert_eq!(message["topic"], format!("{name}/Order/OrderPlaced"));
+        assert_eq!((&*property(message, "tenant-id"), &*property(message, "region")), ("shop", "eu"));
+        assert_eq!(message["properties"]["content-type"], "application/json");
+    }
+}
+
+#[tokio::test]
+async fn a_webhook_gets_every_order_signed() {
+    let receiver = Receiver::start();
+    let settings = format!(
+        r#"
+[database]
+url = "env:SHOP_DATABASE"
+
+[destination.partner]
+type = "webhook"
+to = "{}/status/204/{{tenant_id}}/{{aggregate_id}}"
+secrets = ["env:WEBHOOK_SECRET"]
+# The receiver of the tests is on this machine.
+allow_http = true
+allow_private_addresses = true
+
+[[route]]
+name = "orders"
+match = {{ aggregate_type = "Order" }}
+to = "partner"
+"#,
+        receiver.url
+    );
+    relayed(&settings, &[("WEBHOOK_SECRET", SECRET)]).await;
+    let requests = receiver.requests();
+    let came: Vec<_> = requests
+        .iter()
+        .map(|request| (request["headers"]["webhook-id"].as_str().unwrap().to_owned(), body(request)))
+        .collect();
+    assert_each_once(&came);
+    for request in &requests {
+        let headers = &request["headers"];
+        assert_eq!(request["genuine"], true, "{request}");
+        assert_eq!(request["path"], format!("/status/204/shop/{}", headers["aggregate-id"].as_str().unwrap()));
+        assert_eq!((&headers["event-type"], &headers["region"]), (&"OrderPlaced".into(), &"eu".into()));
+    }
+}
+
+/// The same for every broker: it is said, nothing is claimed, and all is delivered when it is there.
+#[test]
+fn whichever_broker_is_away_at_the_start_is_waited_for() {
+    let name = unique("late");
+    rabbitmq("make", &json!({ "queues": { &name: {} } }).to_string());
+    jetstream("add", &format!(r#"{{"name": "{name}", "subjects": ["{name}.>"]}}"#));
+    mosquitto(&name, &name, &["-E"]);
+    let brokers: [(&str, &str, String, &dyn Fn() -> usize); 4] = [
+        ("nats", "POSTHASTE_TEST_NATS_URL", format!("{name}.x"), &|| lines(&jetstream("read", &name)).len()),
+        ("rabbitmq", "POSTHASTE_TEST_RABBITMQ_URL", name.clone(), &|| lines(&rabbitmq("take", &name)).len()),
+        ("redis", "POSTHASTE_TEST_REDIS_URL", name.clone(), &|| redis(&["XLEN", &name]).parse().unwrap()),
+        ("mqtt", "POSTHASTE_TEST_MOSQUITTO_URL", name.clone(), &|| {
+            mosquitto(&name, &name, &["-C", "1", "-W", "20"]).lines().count()
+        }),
+    ];
+    for (kind, url, to, arrived) in brokers {
+        let url = variable(url);
+        let late = Late::to(&socket(&url));
+        let here =
+            Place::with(&format!("[destination.orders]\ntype = \"{kind}\"\nurl = \"env:BROKER\"\nto = \"{to}\"\n"))
+                .variable("BROKER", &url.replace(&socket(&url), &late.address.to_string()));
+        here.ok(&["events", "write", "--type", "OrderPlaced", r#"{"n":1}"#]);
+        let mut relay = here.start(&["relay"]);
+        relay.says("the destination orders cannot be reached; waiting for it");
+        let stats = here.json(&["stats", "--output", "json"]);
+        assert_eq!((&stats["leases"], &stats["new"]), (&json!({}), &1.into()), "{kind}: nothing is claimed");
+        late.arrive();
+        relay.says("the destination orders is there");
+        until("it is delivered", || here.json(&["stats", "--output", "json"])["done"] == 1);
+        relay.terminate();
+        let (status, _, said) = relay.end();
+        assert_eq!((status, arrived()), (Some(0), 1), "{kind}: {said}");
+    }
+}
