@@ -360,6 +360,7 @@ mod tests {
             metrics.in_flight(3);
             metrics.oldest_lag(Duration::from_secs(1));
             metrics.latency(Path::Hot, Duration::from_micros(7));
+            metrics.latencies(Path::Cold, &[Duration::from_micros(7)]);
             metrics.listener_duration(Duration::from_micros(7));
             metrics.settle_batch(4);
             metrics.claim_batch(5);
