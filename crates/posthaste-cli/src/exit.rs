@@ -91,7 +91,7 @@ fn advised(error: store::Error) -> store::Error {
         format!("{what}{MIGRATE}")
     } else if let Some(what) = reason.strip_suffix("call prepare_lanes() first") {
         format!("{what}posthaste migrate up --lanes prepares it")
-    } else if reason.ends_with("of an older version") {
+    } else if reason.ends_with("of an older version") || reason.starts_with("there is no file ") {
         format!("{reason}; {MIGRATE}")
     } else if reason.ends_with("no other database is given") {
         format!(
@@ -103,7 +103,7 @@ fn advised(error: store::Error) -> store::Error {
     store::Error::Schema { table, reason }
 }
 
-const MIGRATE: &str = "posthaste migrate up creates it, or brings it up to date, and posthaste migrate sql shows how";
+const MIGRATE: &str = "posthaste migrate up does it, and migrate sql shows how";
 
 #[cfg(test)]
 mod tests {
@@ -112,8 +112,9 @@ mod tests {
     #[test]
     fn a_table_that_is_not_ready_has_the_advice_that_helps() {
         for (reason, advice) in [
-            ("it does not exist; call migrate() first", "it does not exist; posthaste migrate up creates it"),
-            ("it is not there, or of an older version", "older version; posthaste migrate up creates it"),
+            ("it does not exist; call migrate() first", "it does not exist; posthaste migrate up does it"),
+            ("it is not there, or of an older version", "older version; posthaste migrate up does it"),
+            ("there is no file /shop.db", "/shop.db; posthaste migrate up does it"),
             ("it is not prepared (x); call prepare_lanes() first", "(x); posthaste migrate up --lanes prepares it"),
             ("there is no a.db, and no other database is given", "given; name one with --database-url"),
         ] {
