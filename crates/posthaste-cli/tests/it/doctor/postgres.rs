@@ -235,6 +235,13 @@ async fn every_word_for_no_autovacuum_is_understood() {
     }
 }
 
+/// The server counts by samples, while others look at the table as it was.
+fn is_about_72(what: &str, of: &str) -> bool {
+    let (_, rest) = what.split_once("for about ").unwrap();
+    let (number, rest) = rest.split_once(' ').unwrap();
+    (60..=90).contains(&number.parse::<u32>().unwrap()) && rest.starts_with(of)
+}
+
 /// A table of 280 MiB and an index of 140, in which next to nothing is left.
 #[tokio::test]
 async fn what_is_much_larger_than_what_is_in_it_is_found() {
@@ -266,9 +273,9 @@ async fn what_is_much_larger_than_what_is_in_it_is_found() {
     let bloat = of(&findings, "bloat");
     let with = |part: &str| bloat.iter().find(|(level, what, _)| *level == "warning" && what.contains(part));
     let (_, what, _) = with("the table outbox_event takes").unwrap_or_else(|| panic!("{findings:#?}"));
-    assert!(status == 1 && what.contains("for about 72 rows"), "{what}");
+    assert!(status == 1 && is_about_72(what, "rows"), "{what}");
     let (_, what, fix) = with("the index wide takes").unwrap_or_else(|| panic!("{findings:#?}"));
-    assert!(what.contains("for about 72 entries"), "{what}");
+    assert!(is_about_72(what, "entries"), "{what}");
 
     // Who may not read the table is not told that it is well.
     let role = unique("doctor_");
