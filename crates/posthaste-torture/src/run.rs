@@ -119,8 +119,10 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         lanes: plan.ordered,
     };
     Recorder::open(&directory.join(FIRST), "run")?.record(What::Run(intention));
-    let (seed, until) = (plan.seed, Instant::now() + Duration::from_secs(plan.seconds));
+    let (seed, length) = (plan.seed, Duration::from_secs(plan.seconds));
     let world = World::<D>::create(plan, ground, directory, program).await?;
+    // Only now: a broker may have had to be built first.
+    let until = Instant::now() + length;
 
     let deck = Mutex::new(Deck::new(faults, seed));
     let hands = (0..HANDS).map(|hand| Nemesis::new(&world, &deck, seed.wrapping_add(hand)).rage(until));
