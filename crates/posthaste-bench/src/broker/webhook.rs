@@ -152,7 +152,7 @@ async fn answer(request: Request<Incoming>, counts: &Counts) -> anyhow::Result<R
     let (head, body) = request.into_parts();
     let (mut body, mut bytes) = (pin!(body), 0);
     while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
-        bytes += frame?.data_ref().map_or(0, |data| data.len());
+        bytes += frame?.data_ref().map_or(0, hyper::body::Bytes::len);
     }
     ensure!(bytes > 0, "no body");
     *counts.lock().get_mut(head.uri.path().trim_start_matches('/')).context("no such path")? += 1;

@@ -352,6 +352,7 @@ pub(super) fn no_subject(text: &str) -> PublishError {
     ))
 }
 
+#[expect(clippy::ptr_arg, reason = "whether it lives for ever is what matters")]
 fn header_name(name: &Cow<'static, str>) -> Result<HeaderName, PublishError> {
     let is_one = !name.is_empty() && name.bytes().all(|sign| sign.is_ascii_graphic() && sign != b':');
     match name {

@@ -139,7 +139,7 @@ fn opened(path: &Path, waited_for: &Weak<()>) -> io::Result<File> {
     loop {
         match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && waited_for.strong_count() > 0 => {
-                thread::sleep(LOOK)
+                thread::sleep(LOOK);
             }
             opened => return opened,
         }
