@@ -1,11 +1,16 @@
 //! The database of an outbox, whichever it is.
 
+use std::time::Duration;
+
 use posthaste::Event;
 use posthaste::store::{self, AdminStore, Lane, RelayStore};
 use posthaste::{MySqlStore, PgStore, Scheme, SqliteStore};
 use sqlx::sqlite::SqlitePoolOptions;
 
 use crate::settings;
+
+/// How long a server may take to let somebody in.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An open database.
 #[derive(Clone)]
@@ -29,8 +34,15 @@ macro_rules! with_store {
 pub(crate) use with_store;
 
 impl Database {
-    /// Connects.
+    /// Connects. A server that takes the connection and says nothing is one that is away.
     pub(crate) async fn open(settings: &settings::Database) -> Result<Self, store::Error> {
+        match tokio::time::timeout(PATIENCE, Self::connect(settings)).await {
+            Ok(connected) => connected,
+            Err(_) => Err(store::Error::Unavailable(format!("no answer within {PATIENCE:?}").into())),
+        }
+    }
+
+    async fn connect(settings: &settings::Database) -> Result<Self, store::Error> {
         let (url, table) = (&*settings.url, &*settings.table);
         Ok(match posthaste::detect(url)? {
             Scheme::Sqlite => {
@@ -55,7 +67,7 @@ impl Database {
         let options = options.create_if_missing(false);
         let connected = SqlitePoolOptions::new().max_connections(1).connect_with(options).await;
         let pool = connected.map_err(|error| store::Error::Unavailable(error.into()))?;
-        Ok(Self::Sqlite(SqliteStore::new(pool).with_table(&*settings.table)?))
+        Ok(Self::Sqlite(SqliteStore::new(pool).with_table(&settings.table)?))
     }
 
     /// Connects to one that is there already, with a table that is up to date. Whoever is no relay makes no new file by it, and

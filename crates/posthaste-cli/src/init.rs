@@ -27,8 +27,9 @@ pub(crate) struct Args {
 /// What is written, with a line for the database.
 const TEMPLATE: &str = include_str!("init/posthaste.toml");
 
-/// The line of the template that says where the database is.
+/// The line of the template that says where the database is, and the one that says which table it is.
 const DATABASE: &str = "url = \"sqlite:posthaste.db\"";
+const TABLE: &str = "# table = \"outbox_event\"";
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let url = args.flags.database_url.as_deref();
@@ -37,7 +38,13 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         Some(_) => Some(Given::read(&args.flags.clone().without_file(), &[], std::env::vars())?.database()?),
         None => None,
     };
-    let text = url.map_or(TEMPLATE.to_owned(), |url| TEMPLATE.replace(DATABASE, &format!("url = {url:?}")));
+    let mut text = TEMPLATE.to_owned();
+    if let (Some(url), Some(database)) = (url, &database) {
+        text = text.replace(DATABASE, &format!("url = {url:?}"));
+        if !text.contains(&format!("{:?}", database.table)) {
+            text = text.replace(TABLE, &format!("table = {:?}", database.table));
+        }
+    }
     let shown = args.path.display();
     let created = OpenOptions::new().write(true).create_new(true).open(&args.path);
     match created {

@@ -251,7 +251,7 @@ async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Resul
         }
     }
     println!("{changed} {}", change.done());
-    Ok(ExitCode::SUCCESS)
+    Ok(if changed > 0 { ExitCode::SUCCESS } else { exit::Status::No.into() })
 }
 
 /// What is meant: of what is parked all, or by name; of what is blocked by name only, since it may go on by itself.

@@ -313,9 +313,9 @@ impl Keys {
                         taken.left.push(seq);
                     }
                 } else if state.queued >= self.capacity
-                    || !state.fits(&id, self.capacity) && !state.is_to_blame(&id, self.capacity)
+                    || !state.fits(&id, self.capacity) && state.is_waited_for(&id, self.capacity, now)
                 {
-                    // There are few places left, which is not this key's doing.
+                    // There are few places left, which is not this key's doing, and there will be more soon.
                     taken.refused = true;
                     open[lane] = false;
                     continue;
@@ -427,18 +427,23 @@ impl Keys {
 
     /// A key that was closed goes on from that number on. Reads leave it alone until it was caught up with. So does one that waits
     /// for a head that an operator has given up.
+    ///
+    /// Not while it is with a worker, or in line for one: reads have left it alone, so what it has in hand is not all that it has up to
+    /// there. It comes to an end of that first, and is asked for again.
     pub(crate) fn reopen(&self, lease: LaneLease, key: Key, head_seq: i64) -> bool {
         let id = KeyId::Aggregate(Arc::new(key));
         self.change(|state| {
             let readable = state.lane(lease).is_some_and(|lane| !lane.held.drains());
-            if readable {
-                state.stop_waiting(&id, head_seq - 1);
+            let is_busy = |entry: &Entry| matches!(entry.stage, Stage::Ready | Stage::Running);
+            if !readable || state.keys.get(&id).is_some_and(is_busy) {
+                return false;
             }
-            if !readable || state.keys.contains_key(&id) {
-                return readable;
+            state.stop_waiting(&id, head_seq - 1);
+            if state.keys.contains_key(&id) {
+                return true;
             }
             let more = Some(More { after: head_seq - 1, asked: false });
-            state.keys.insert(id, Entry { lease, list: VecDeque::new(), stage: Stage::Idle, more });
+            state.keys.insert(id, Entry { lease, list: VecDeque::new(), stage: Stage::Idle, more, refused_at: None });
             true
         })
     }

@@ -26,6 +26,8 @@ pub(super) async fn look(
 ) -> Result<(), sqlx::Error> {
     let mut connection = store.pool().acquire().await?.detach();
     let connection = &mut connection;
+    // Whoever holds the table for long is a finding, and not waited for.
+    sqlx::raw_sql("SET SESSION lock_wait_timeout = 2, innodb_lock_wait_timeout = 2").execute(&mut *connection).await?;
     if is_there {
         look_at_indexes(connection, store.table(), found).await?;
         look_at_privileges(connection, patient, store.table(), found).await?;
@@ -101,7 +103,9 @@ async fn look_at_privileges(
                 let what = format!("a relay needs {privilege} on {on}, and is refused: {error}");
                 found.problem("privileges", what, format!("GRANT {privilege} ON {on} TO {user}"));
             }
-            tried => drop(tried?),
+            tried => {
+                tried?;
+            }
         }
     }
     found.fine_unless_found("privileges", "this user may do what a relay does");

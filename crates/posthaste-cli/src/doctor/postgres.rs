@@ -294,7 +294,7 @@ async fn look_at_transactions(
         "SELECT pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(state, ''), coalesce(query, ''), \
          extract(epoch FROM clock_timestamp() - xact_start)::float8 FROM pg_stat_activity \
          WHERE xact_start < clock_timestamp() - make_interval(secs => $1) AND pid <> pg_backend_pid() \
-         AND backend_type = 'client backend' AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL OR state LIKE 'idle in%') \
+         AND backend_type = 'client backend' AND datname = current_database() AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL OR state LIKE 'idle in%') \
          ORDER BY xact_start",
     );
     for row in rows.bind(patient.long_transaction.as_secs_f64()).fetch_all(&mut *connection).await? {
@@ -334,7 +334,7 @@ async fn look_at_transactions(
 async fn look_at_slots(connection: &mut PgConnection, found: &mut Findings) -> Result<(), sqlx::Error> {
     let rows = sqlx::query(
         "SELECT slot_name::text, slot_type, coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint \
-         FROM pg_replication_slots WHERE NOT active",
+         FROM pg_replication_slots WHERE NOT active AND restart_lsn IS NOT NULL",
     );
     for row in rows.fetch_all(&mut *connection).await? {
         let (slot, kind, held): (String, String, i64) = (row.get(0), row.get(1), row.get(2));

@@ -98,7 +98,12 @@ impl Fault {
 
 /// A message without a text that is nobody's business.
 pub(super) fn without(message: String, secret: &str) -> String {
-    if secret.is_empty() { message } else { message.replace(secret, "…") }
+    if secret.is_empty() {
+        return message;
+    }
+    // Also as it is shown between quotation marks.
+    let shown = format!("{secret:?}");
+    message.replace(secret, "…").replace(shown.trim_matches('"'), "…")
 }
 
 impl fmt::Display for Fault {
@@ -121,11 +126,19 @@ impl serde::de::Error for Fault {
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        Self::custom(format!("invalid type: {found}, expected {}", in_words(expected)))
+        Self::custom(format!("invalid type: {}, expected {}", kind(found), in_words(expected)))
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        Self::custom(format!("invalid value: {found}, expected {}", in_words(expected)))
+        Self::custom(format!("invalid value: {}, expected {}", kind(found), in_words(expected)))
+    }
+}
+
+/// What was found. Not a text itself, which may be a secret that stands where none belongs.
+fn kind(found: Unexpected<'_>) -> String {
+    match found {
+        Unexpected::Str(_) => "a text".to_owned(),
+        found => found.to_string(),
     }
 }
 

@@ -6,7 +6,11 @@ use crate::{stderr, stdout};
 /// What is wrong with a file, and what is said of it: where, which field, and some words.
 pub(crate) const WRONG: &[(&str, &str, &[&str])] = &[
     ("[relay]\nworker = 4\n", "posthaste.toml:2:1: relay.worker: ", &["unknown field `worker`", "`workers`"]),
-    ("[relay]\nworkers = \"many\"\n", "posthaste.toml:2:11: relay.workers: ", &["invalid type: string \"many\""]),
+    (
+        "[relay]\nworkers = \"many\"\n",
+        "posthaste.toml:2:11: relay.workers: ",
+        &["invalid type: a text, expected a whole number"],
+    ),
     ("[relay]\nworkers = 0\n", "posthaste.toml:2:11: relay.workers: ", &["must be from 1 to"]),
     ("[relay]\n\nlease = \"5 parsecs\"\n", "posthaste.toml:3:9: relay.lease: ", &["unit designator"]),
     ("[relay]\nordered = 7\n", "posthaste.toml:2:11: relay.ordered: ", &["true, false, or a list of aggregate types"]),
@@ -390,6 +394,24 @@ fn an_address_that_is_a_secret_is_not_shown_when_it_is_wrong() {
     }
 }
 
+#[test]
+fn a_secret_that_stands_where_a_list_or_a_table_belongs_is_not_shown() {
+    let hook = "[destination.hook]\ntype = \"webhook\"\nto = \"https://a\"\n";
+    let variables =
+        [("POSTHASTE_DESTINATION_HOOK_SECRETS", "whsec_hunter2"), ("POSTHASTE_TELEMETRY_HEADERS", "hunter2")];
+    for (name, value) in variables {
+        let error = Place::with(hook).variable(name, value).fails(3, &["config", "check"]);
+        assert!(error.contains(name) && !error.contains("hunter2"), "{error}");
+    }
+    let error = Place::with("[telemetry]\nheaders = \"Bearer hunter2\"\n").fails(3, &["config", "check"]);
+    assert!(error.contains("telemetry.headers") && !error.contains("hunter2"), "{error}");
+    // Nor in the form in which it is shown.
+    let file = Place::with(&format!("{hook}secrets = \"file:secret\"\n"));
+    file.write("secret", "hunter\"2\\3");
+    let error = file.fails(3, &["config", "check"]);
+    assert!(error.contains("destination.hook.secrets") && !error.contains("hunter"), "{error}");
+}
+
 #[cfg(not(feature = "kafka"))]
 #[test]
 fn a_destination_that_is_not_built_in_names_its_feature() {
@@ -440,4 +462,14 @@ fn init_creates_the_table_where_it_is_told_to() {
     here.ok(&["migrate", "status"]);
     let error = Place::new().fails(3, &["init", "--database-url", "postgres://shop:hunter2@db/shop"]);
     assert!(error.contains("a secret does not stand here") && !error.contains("hunter2"), "{error}");
+}
+
+#[test]
+fn init_writes_down_which_table_it_made() {
+    let here = Place::new();
+    here.ok(&["init", "--database-url", "sqlite:shop.db", "--table", "shop_event"]);
+    here.ok(&["events", "write", "--type", "Placed", "{}"]);
+    let stats = here.ok(&["stats", "--database-url", "sqlite:shop.db", "--table", "shop_event"]);
+    assert!(stats.contains('1'), "{stats}");
+    assert!(here.ok(&["config", "print"]).contains("shop_event"));
 }

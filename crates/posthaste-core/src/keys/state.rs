@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{CatchUp, Ended, Held, Item, KeyId, Then};
 use crate::store::{Lane, LaneLease};
 
-/// The rows of a key that waits for longer than this are not kept.
+/// The rows of a key that waits for longer than this are not kept, and rows behind one that does not fit wait no longer than this.
 const KEPT: Duration = Duration::from_secs(1);
 
 /// Which part of all places is many for one key.
@@ -57,6 +57,8 @@ pub(super) struct Entry {
     pub(super) stage: Stage,
     /// There is more of this key in the table than in hand. No read but one for this key alone may bring it.
     pub(super) more: Option<More>,
+    /// Since when rows of it have not fitted, if nobody has taken a run of it since.
+    pub(super) refused_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,12 +137,14 @@ impl State {
         queued * 2 < capacity.saturating_sub(self.queued)
     }
 
-    /// Whether a key is one of those that places are short of: it has many of them, or keeps some and does not go on for now. Others
-    /// do not wait for such a one.
-    pub(super) fn is_to_blame(&self, id: &KeyId, capacity: usize) -> bool {
-        self.keys.get(id).is_some_and(|entry| {
-            entry.list.len() >= (capacity / MANY).max(1) || matches!(entry.stage, Stage::Waiting(_) | Stage::Idle)
-        })
+    /// Whether what comes behind a row of this key waits for it, which does not fit. Not if the key is one of those that places are
+    /// short of: it has many of them, or keeps some and does not go on for now; nor for longer than a moment, since whoever is at it
+    /// may be slow.
+    pub(super) fn is_waited_for(&mut self, id: &KeyId, capacity: usize, now: Instant) -> bool {
+        let Some(entry) = self.keys.get_mut(id) else { return false };
+        let is_to_blame =
+            entry.list.len() >= (capacity / MANY).max(1) || matches!(entry.stage, Stage::Waiting(_) | Stage::Idle);
+        !is_to_blame && now - *entry.refused_at.get_or_insert(now) < KEPT
     }
 
     /// Puts a row in the list of its key, in its place by number.
@@ -152,6 +156,7 @@ impl State {
             list: VecDeque::new(),
             stage: Stage::Idle,
             more: None,
+            refused_at: None,
         });
         let place = entry.list.partition_point(|other| other.seq < item.seq);
         entry.list.insert(place, item);
@@ -299,6 +304,7 @@ impl State {
             let due = entry.list.iter().take(length).take_while(|item| item.due_at <= now).count();
             let items: VecDeque<_> = entry.list.drain(..due).collect();
             entry.stage = Stage::Running;
+            entry.refused_at = None;
             let lane = self.lanes.get_mut(&entry.lease.lane).expect("what is in hand is of a lane that is held");
             lane.begun += items.len();
             let held = Arc::clone(&lane.held);

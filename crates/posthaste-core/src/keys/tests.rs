@@ -158,13 +158,31 @@ async fn a_key_whose_head_an_operator_has_given_up_waits_no_more() {
         check(&keys);
     }
     // What its worker says of it is refused, and it is read again then.
-    assert!(keys.reopen(LEASE, id(3).key().unwrap().clone(), 5));
-    keys.reopened(LEASE, id(3).key().unwrap().clone());
+    assert!(!keys.reopen(LEASE, id(3).key().unwrap().clone(), 5), "not while it is with a worker");
     assert!(keys.next_behind(9).is_none() && taken(&keys).is_none());
     running.stop().unwrap();
     drop(running);
     keys.ended([Ended { lease: LEASE, seq: 5, then: Then::Reread(id(3), Instant::now()) }]);
     assert_eq!(keys.next_behind(9).unwrap().after, 4);
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_whose_head_was_given_up_while_it_was_delivered_is_read_again_from_there() {
+    let keys = keys(100);
+    let key = || id(1).key().unwrap().clone();
+    keys.take_in_of(LEASE, vec![row(1, 3), row(1, 4)], &[]);
+    assert!(!keys.reopen(LEASE, key(), 3), "it is in line");
+    let mut run = taken(&keys).unwrap();
+    assert!(!keys.reopen(LEASE, key(), 3), "it is with a worker");
+    // Meanwhile reads leave the key alone, and pass what is new of it. Its worker knows nothing of that, and delivers.
+    run.pass();
+    run.pass();
+    drop(run);
+    keys.ended([3, 4].map(|seq| Ended { lease: LEASE, seq, then: Then::Done }));
+    assert!(keys.reopen(LEASE, key(), 3));
+    keys.reopened(LEASE, key());
+    assert_eq!(keys.next_behind(9).unwrap().after, 2);
     check(&keys);
 }
 
@@ -294,6 +312,23 @@ async fn when_places_are_short_many_small_keys_are_read_again_together_and_none_
     assert_eq!(taken.seen, Some(i64::try_from(taken.count).unwrap() - 1));
     assert!(taken.count >= 60, "{taken:?}");
     assert_eq!(keys.behind(), 0);
+    check(&keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_places_are_short_nobody_waits_for_long_for_a_key_whose_worker_is_slow() {
+    let keys = keys(64);
+    // Thirty keys with two places each, all of them with workers that do not come to an end.
+    keys.take_in_of(LEASE, (0..60).map(|seq| row(u8::try_from(seq % 30).unwrap(), seq)).collect(), &[]);
+    let runs: Vec<_> = std::iter::from_fn(|| keys.take(|_| 1).now_or_never().flatten()).collect();
+    assert_eq!((runs.len(), keys.queued()), (30, 30));
+    let more = || (60..92).map(|seq| row(u8::try_from(seq % 30).unwrap(), seq)).chain([row(99, 92)]).collect();
+    let first = keys.take_in_of(LEASE, more(), &[]);
+    assert!(first.refused && first.seen < Some(92), "{first:?}");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let second = keys.take_in_of(LEASE, more(), &[]);
+    assert_eq!((second.seen, second.refused), (Some(92), false), "{second:?}");
+    assert_eq!(seqs(&taken(&keys).unwrap()), [92]);
     check(&keys);
 }
 

@@ -32,6 +32,9 @@ const SWEEP_SHARE: u32 = 20;
 /// How much more than its share of a read a lane may bring, when lanes are read up to the same number.
 const FROM_ONE_LANE: usize = 2;
 
+/// How long to wait after a read of which something was not taken though there was room.
+const REFUSED: Duration = Duration::from_millis(10);
+
 /// How many keys are reopened at once.
 const REOPENED_AT_ONCE: usize = 1000;
 
@@ -169,7 +172,7 @@ impl Reader {
         if room() == 0 {
             return Ok(self.wait_for_room());
         }
-        self.read_forward(reading, room()).await?;
+        let refused = self.read_forward(reading, room()).await?;
         if reading.gained {
             // Whoever had them before may not have heard of what an operator has decided.
             self.reopen(reading).await?;
@@ -177,7 +180,12 @@ impl Reader {
         }
         let sweeps_in = self.sweep(reading).await?;
         if reading.cursors.values().any(|cursor| cursor.has_more) || self.keys.behind() > 0 {
-            return Ok(if room() >= self.batch.min(most) { Then::Again } else { self.wait_for_room() });
+            return Ok(match room() >= self.batch.min(most) {
+                // There is room, but not for what comes next.
+                true if refused => Then::Rest(REFUSED.min(self.interval)),
+                true => Then::Again,
+                false => self.wait_for_room(),
+            });
         }
         Ok(Then::Rest(self.interval.min(sweeps_in)))
     }
@@ -192,7 +200,8 @@ impl Reader {
     ///
     /// Those that are known to have more are read up to the same number, so that they go on side by side: what is delivered at
     /// about the same time then lies together in the table, and is written back by a walk over a part of it.
-    async fn read_forward(&self, reading: &mut Reading, room: usize) -> Result<(), Error> {
+    /// Whether it has brought something that was not taken.
+    async fn read_forward(&self, reading: &mut Reading, room: usize) -> Result<bool, Error> {
         let horizon = reading.horizon(room);
         // Lanes that are known to have more share half of the room, and all of them the other half. Up to the horizon there are
         // about as many rows as there is room, in whichever lanes.
@@ -241,6 +250,7 @@ impl Reader {
             .iter()
             .map(|(_, until)| if until.is_some() { &mut of_behind } else { &mut of_ahead }.next().unwrap_or_default());
         let all_taken: Vec<_> = all_taken.collect();
+        let any_refused = all_taken.iter().any(|taken| taken.refused);
         for ((lane, (limited, until)), taken) in lanes.into_iter().zip(limited).zip(all_taken) {
             let Taken { mut seen, refused, left, count: taken } = taken;
             count += taken;
@@ -256,7 +266,7 @@ impl Reader {
         reading.row_bytes = bytes.checked_div(events).unwrap_or(reading.row_bytes);
         self.metrics.oldest_lag(oldest);
         self.tell(count);
-        Ok(())
+        Ok(any_refused)
     }
 
     /// Reads what a key has more, and it alone.
