@@ -52,6 +52,7 @@ pub(crate) fn own_cpu_seconds() -> anyhow::Result<f64> {
 }
 
 /// How long the processors of this machine worked, for whomever.
+#[cfg(feature = "brokers")]
 pub(crate) fn machine_cpu_seconds() -> anyhow::Result<f64> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let ticks =
