@@ -294,6 +294,9 @@ impl Keys {
         let mut rows: Vec<_> = rows.map(|(lane, row)| (lane, self.id_of(&row), row)).collect();
         rows.sort_by_key(|(_, _, row)| row.seq);
         self.change(|state| {
+            if state.queued <= self.capacity / 2 {
+                state.short_since = None;
+            }
             let readable = |lease: &LaneLease| state.lane(*lease).is_some_and(|lane| !lane.held.drains());
             let mut open: Vec<_> = leases.iter().map(|lease| readable(lease) && !state.is_closed).collect();
             let mut taken: Vec<_> = leases.iter().map(|_| Taken::default()).collect();
@@ -443,7 +446,7 @@ impl Keys {
                 return true;
             }
             let more = Some(More { after: head_seq - 1, asked: false });
-            state.keys.insert(id, Entry { lease, list: VecDeque::new(), stage: Stage::Idle, more, refused_at: None });
+            state.keys.insert(id, Entry { lease, list: VecDeque::new(), stage: Stage::Idle, more });
             true
         })
     }

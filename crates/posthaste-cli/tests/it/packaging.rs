@@ -97,8 +97,10 @@ fn the_image_is_built_with_what_the_workspace_needs() {
     let version = read("Cargo.toml").lines().find_map(|line| line.strip_prefix("rust-version = ").map(str::to_owned));
     let image = format!("/rust:{}-", version.unwrap().trim_matches('"'));
     assert!(file.contains(&image), "no {image} in:\n{file}");
-    let feature = file.split("--features ").nth(1).unwrap().split_whitespace().next().unwrap();
-    assert!(read("crates/posthaste-cli/Cargo.toml").contains(&format!("\n{feature} = [")), "{feature}");
+    let features = file.split("--features ").nth(1).unwrap().split_whitespace().next().unwrap();
+    for feature in features.split(',') {
+        assert!(read("crates/posthaste-cli/Cargo.toml").contains(&format!("\n{feature} = [")), "{feature}");
+    }
 }
 
 #[test]

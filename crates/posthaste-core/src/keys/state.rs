@@ -28,6 +28,8 @@ pub(super) struct State {
     pub(super) in_hand: BTreeSet<(Lane, i64)>,
     /// How many are in lists.
     pub(super) queued: usize,
+    /// Since when places have been short, and not half of them free.
+    pub(super) short_since: Option<Instant>,
     /// Keys that were closed since the read under way began, which may not know it.
     pub(super) closed_since: HashSet<KeyId>,
     pub(super) room_wanted: Option<usize>,
@@ -57,8 +59,6 @@ pub(super) struct Entry {
     pub(super) stage: Stage,
     /// There is more of this key in the table than in hand. No read but one for this key alone may bring it.
     pub(super) more: Option<More>,
-    /// Since when rows of it have not fitted, if nobody has taken a run of it since.
-    pub(super) refused_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,10 +141,10 @@ impl State {
     /// short of: it has many of them, or keeps some and does not go on for now; nor for longer than a moment, since whoever is at it
     /// may be slow.
     pub(super) fn is_waited_for(&mut self, id: &KeyId, capacity: usize, now: Instant) -> bool {
-        let Some(entry) = self.keys.get_mut(id) else { return false };
+        let Some(entry) = self.keys.get(id) else { return false };
         let is_to_blame =
             entry.list.len() >= (capacity / MANY).max(1) || matches!(entry.stage, Stage::Waiting(_) | Stage::Idle);
-        !is_to_blame && now - *entry.refused_at.get_or_insert(now) < KEPT
+        !is_to_blame && now - *self.short_since.get_or_insert(now) < KEPT
     }
 
     /// Puts a row in the list of its key, in its place by number.
@@ -156,7 +156,6 @@ impl State {
             list: VecDeque::new(),
             stage: Stage::Idle,
             more: None,
-            refused_at: None,
         });
         let place = entry.list.partition_point(|other| other.seq < item.seq);
         entry.list.insert(place, item);
@@ -304,7 +303,6 @@ impl State {
             let due = entry.list.iter().take(length).take_while(|item| item.due_at <= now).count();
             let items: VecDeque<_> = entry.list.drain(..due).collect();
             entry.stage = Stage::Running;
-            entry.refused_at = None;
             let lane = self.lanes.get_mut(&entry.lease.lane).expect("what is in hand is of a lane that is held");
             lane.begun += items.len();
             let held = Arc::clone(&lane.held);
