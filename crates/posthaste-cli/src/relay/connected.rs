@@ -98,6 +98,10 @@ impl Connected {
     }
 
     /// One of them for whoever only looks: nothing is made at the other end, and nobody there is driven away.
+    #[cfg_attr(
+        not(any(feature = "kafka", feature = "mqtt", feature = "nats", feature = "rabbitmq", feature = "redis")),
+        allow(dead_code, reason = "others are not asked by it")
+    )]
     pub(crate) async fn to_look(destination: &Destination) -> Result<Self, Failed> {
         match &destination.target {
             #[cfg(feature = "mqtt")]
