@@ -49,6 +49,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use tokio::sync::oneshot;
 
 use crate::breaker::Breaker;
 use crate::destination::Destination;
@@ -249,7 +250,7 @@ impl Writer {
         limit: Duration,
         job: impl FnOnce(&mut Sink, Instant) -> T + Send + 'static,
     ) -> io::Result<T> {
-        let (answer, answered) = mpsc::channel();
+        let (answer, answered) = oneshot::channel();
         let until = Instant::now() + limit;
         let job = move |sink: &mut Sink| {
             // Nobody waits for it any more.
@@ -258,12 +259,13 @@ impl Writer {
             }
         };
         self.jobs.send(Box::new(job)).map_err(|_| io::Error::other("its thread has ended"))?;
-        blocking(move || answered.recv_timeout(limit + LATER)).await?.map_err(|error| match error {
-            mpsc::RecvTimeoutError::Timeout => {
-                io::Error::new(io::ErrorKind::TimedOut, format!("nobody has taken what was written, for {limit:?}"))
-            }
-            mpsc::RecvTimeoutError::Disconnected => io::Error::other("its turn came too late, or its thread has ended"),
-        })
+        match tokio::time::timeout(limit + LATER, answered).await {
+            Ok(answer) => answer.map_err(|_| io::Error::other("its turn came too late, or its thread has ended")),
+            Err(_) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("nobody has taken what was written, for {limit:?}"),
+            )),
+        }
     }
 }
 
