@@ -72,11 +72,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use std::vec;
 
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use posthaste_core::EventId;
 use reqwest::{Client, Url};
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
 
@@ -96,6 +99,10 @@ pub use options::WebhookOptions;
 
 /// How long a batch sends. What has not begun by then is put off.
 const SPELL: Duration = Duration::from_secs(30);
+
+/// How long whoever has a place sends one request after the other, while others wait for one. Each change of hands costs a wake-up, which is
+/// much beside a quick answer, and nothing beside a slow one.
+const TURN: Duration = Duration::from_millis(10);
 
 /// How long what found no time waits.
 const BUSY: Duration = Duration::from_secs(1);
@@ -320,37 +327,48 @@ impl Webhook {
                 None => lanes.push(vec![request]),
             }
         }
-        let lanes = lanes.into_iter().map(|lane| async move {
-            let mut fates = Vec::with_capacity(lane.len());
-            for request in lane {
-                fates.push((request.place, self.one(round, &request).await));
+        let at_once = self.inner.options.concurrency.clamp(1, lanes.len().max(1));
+        let lanes = Mutex::new(lanes.into_iter());
+        let senders: FuturesUnordered<_> = (0..at_once).map(|_| self.in_turn(round, &lanes)).collect();
+        senders.concat().await
+    }
+
+    /// Sends lane after lane, until there is none left. Who has a place keeps it for a turn.
+    async fn in_turn(&self, round: &Round<'_>, lanes: &Mutex<vec::IntoIter<Vec<Request>>>) -> Vec<(usize, Fate)> {
+        let mut fates = Vec::new();
+        let mut turn: Option<(SemaphorePermit<'_>, Instant)> = None;
+        loop {
+            let Some(lane) = lock(lanes).next() else { return fates };
+            for mut request in lane {
+                if turn.as_ref().is_none_or(|(_, since)| since.elapsed() >= TURN) {
+                    // Whoever waits is first.
+                    drop(turn.take());
+                    let place = timeout_at(round.until, round.endpoint.places.acquire()).await;
+                    turn = place.ok().and_then(Result::ok).map(|place| (place, Instant::now()));
+                }
+                // A place that is free at once is given also to who comes too late.
+                let fate = match &turn {
+                    Some(_) if Instant::now() < round.until => self.one(round, &mut request).await,
+                    _ => round.put_off(&request, "the endpoint is slow, and others were first", BUSY),
+                };
+                fates.push((request.place, fate));
             }
-            fates
-        });
-        join_all(lanes).await.into_iter().flatten().collect()
+        }
     }
 
     /// Sends one, and notes what became of it, unless nobody was there.
-    async fn one(&self, round: &Round<'_>, request: &Request) -> Fate {
+    async fn one(&self, round: &Round<'_>, request: &mut Request) -> Fate {
         let Inner { options, secrets, client, endpoints, .. } = &*self.inner;
-        let put_off = |reason: &str, pause| {
-            round.results.note(request.place, Err(PublishError::deferred(reason, pause).unasked()));
-            Fate::PutOff
-        };
-        let place = timeout_at(round.until, round.endpoint.places.acquire()).await;
-        // A place that is free at once is given also to who comes too late.
-        let Some(Ok(_place)) = place.ok().filter(|_| Instant::now() < round.until) else {
-            return put_off("the endpoint is slow, and others were first", BUSY);
-        };
         // One that found nobody is enough.
         if lock(&round.absence).is_some() {
             return Fate::Untried;
         }
         if endpoints.is_disabled(&request.url) {
-            return put_off(GONE, options.gone_pause);
+            return round.put_off(request, GONE, options.gone_pause);
         }
+        let place = request.place;
         let judged = |result| {
-            round.results.note(request.place, result);
+            round.results.note(place, result);
             Fate::Answered
         };
         match request.send(client, secrets).await {
@@ -385,6 +403,12 @@ impl Webhook {
 }
 
 impl Round<'_> {
+    /// It was not sent.
+    fn put_off(&self, request: &Request, reason: &str, pause: Duration) -> Fate {
+        self.results.note(request.place, Err(PublishError::deferred(reason, pause).unasked()));
+        Fate::PutOff
+    }
+
     /// Somebody was there, and had no answer for that event.
     fn in_vain(&self, request: &Request, error: PublishError) -> Fate {
         match self.endpoint.in_vain(&request.id) {
@@ -430,15 +454,28 @@ impl Publisher for Webhook {
             return;
         }
         let mut groups: Vec<(Arc<Endpoint>, Vec<Request>)> = Vec::new();
-        for (place, message) in messages.into_iter().enumerate() {
-            match Request::new(place, message, options) {
-                Ok(request) => {
-                    let endpoint = endpoints.of(&request.url);
-                    match groups.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &endpoint)) {
-                        Some((_, requests)) => requests.push(request),
-                        None => groups.push((endpoint, vec![request])),
+        // Most go to the same URL as those before them.
+        let mut last: Option<(String, Url, Arc<Endpoint>)> = None;
+        for (place, mut message) in messages.into_iter().enumerate() {
+            let to = std::mem::take(&mut message.to);
+            if last.as_ref().is_none_or(|(same, ..)| *same != to) {
+                last = match request::url(&to, options) {
+                    Ok(url) => {
+                        let endpoint = endpoints.of(&url);
+                        Some((to, url, endpoint))
                     }
-                }
+                    Err(error) => {
+                        results.note(place, Err(error.unasked()));
+                        continue;
+                    }
+                };
+            }
+            let Some((_, url, endpoint)) = &last else { continue };
+            match Request::new(place, url.clone(), message, options) {
+                Ok(request) => match groups.iter_mut().find(|(known, _)| Arc::ptr_eq(known, endpoint)) {
+                    Some((_, requests)) => requests.push(request),
+                    None => groups.push((Arc::clone(endpoint), vec![request])),
+                },
                 Err(error) => results.note(place, Err(error.unasked())),
             }
         }

@@ -41,6 +41,9 @@ const OURS: [&str; 15] = [
     "webhook-timestamp",
 ];
 
+/// How many headers every request has.
+const OWN_HEADERS: usize = 8;
+
 /// What opens doors. An event that somebody else wrote must not bring keys along, nor replace those of the URL.
 const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
 
@@ -57,8 +60,13 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn new(place: usize, message: Message, options: &WebhookOptions) -> Result<Self, PublishError> {
-        let url = url(&message.to, options)?;
+    /// The message is for that URL, to which something can be sent.
+    pub(super) fn new(
+        place: usize,
+        url: Url,
+        message: Message,
+        options: &WebhookOptions,
+    ) -> Result<Self, PublishError> {
         let id = message.id;
         if !options.secrets.is_empty() && id.as_str().contains('.') {
             // The signature is of id, timestamp and body with a full stop between.
@@ -66,7 +74,7 @@ impl Request {
                 "an event whose id has a full stop in it cannot be signed as a webhook",
             ));
         }
-        let mut headers = HeaderMap::new();
+        let mut headers = HeaderMap::with_capacity(message.headers.len() + OWN_HEADERS);
         for (name, value) in &message.headers {
             let is_one_of = |names: &[&str]| names.iter().any(|other| other.eq_ignore_ascii_case(name));
             if !is_one_of(&OURS) && (options.allow_credentials || !is_one_of(&CREDENTIALS)) {
@@ -79,17 +87,28 @@ impl Request {
         Ok(Self { place, url, key: message.key, id, headers, body: message.body })
     }
 
-    /// Sends it. Each attempt has a time and a signature of its own.
-    pub(super) async fn send(&self, client: &Client, secrets: &[Secret]) -> Answer {
+    /// Sends it, once. Each attempt has a time and a signature of its own.
+    pub(super) async fn send(&mut self, client: &Client, secrets: &[Secret]) -> Answer {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let mut headers = self.headers.clone();
+        let mut headers = std::mem::take(&mut self.headers);
         headers.insert(HeaderName::from_static("webhook-timestamp"), HeaderValue::from(now));
         if !secrets.is_empty() {
             let signature =
                 HeaderValue::try_from(sign(secrets, self.id.as_str(), now, &self.body)).expect("it is base64");
             headers.insert(HeaderName::from_static("webhook-signature"), signature);
         }
-        match client.post(self.url.clone()).headers(headers).body(self.body.clone()).send().await {
+        let sent = match client.post(self.url.clone()).body(self.body.clone()).build() {
+            Ok(mut request) => {
+                // Credentials of the URL.
+                for (name, value) in std::mem::take(request.headers_mut()) {
+                    name.and_then(|name| headers.try_entry(name).ok()).map(|entry| entry.or_insert(value));
+                }
+                *request.headers_mut() = headers;
+                client.execute(request).await
+            }
+            Err(error) => Err(error),
+        };
+        match sent {
             Ok(response) => judge(response).await,
             Err(error) => {
                 // A URL may have a token in it.

@@ -19,9 +19,6 @@ use crate::workload::latency::steady;
 /// How often a file is looked at for lines whose moment does not matter much.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// And where it does. The kernel makes about 0.07 ms of it.
-const LOOK_CLOSELY: Duration = Duration::from_micros(20);
-
 /// How many bytes are read at a time.
 const CHUNK: usize = 256 * 1024;
 
@@ -60,8 +57,12 @@ pub(super) fn hear(from: Output, events: usize) -> impl Future<Output = anyhow::
     let waiting = Arc::new(());
     let waited_for = Arc::downgrade(&waiting);
     let heard = tokio::task::spawn_blocking(move || match from {
-        Output::File(path) => hear_from(opened(&path, &waited_for)?, Some(LOOK_CLOSELY), events, &waited_for),
-        Output::Pipe(pipe) => hear_from(pipe, None, events, &waited_for),
+        Output::File(path) => {
+            let file = opened(&path, &waited_for)?;
+            let mut watch = Watch::new(&path)?;
+            hear_from(file, || Ok(watch.wait()?), events, &waited_for)
+        }
+        Output::Pipe(pipe) => hear_from(pipe, || anyhow::bail!("the relay has closed its output"), events, &waited_for),
     });
     async move {
         let heard = heard.await;
@@ -76,10 +77,10 @@ struct Line {
     key: String,
 }
 
-/// Reads until there is a line of each. A file that has no more is looked at again after a pause; a pipe that has no more has ended.
+/// Reads until there is a line of each. A file that has no more is waited for; a pipe that has no more has ended.
 fn hear_from(
     mut from: impl Read,
-    pause: Option<Duration>,
+    mut more: impl FnMut() -> anyhow::Result<()>,
     events: usize,
     waited_for: &Weak<()>,
 ) -> anyhow::Result<Vec<Instant>> {
@@ -89,7 +90,7 @@ fn hear_from(
         let read = from.read(&mut chunk)?;
         let now = Instant::now();
         if read == 0 {
-            thread::sleep(pause.context("the relay has closed its output")?);
+            more()?;
             continue;
         }
         begun.extend_from_slice(&chunk[..read]);
@@ -143,5 +144,45 @@ fn opened(path: &Path, waited_for: &Weak<()>) -> io::Result<File> {
             }
             opened => return opened,
         }
+    }
+}
+
+/// Says when a file has changed. A thread that looked again and again would take a part of the processors from what is measured.
+#[cfg(target_os = "linux")]
+struct Watch(File);
+
+#[cfg(target_os = "linux")]
+impl Watch {
+    fn new(path: &Path) -> io::Result<Self> {
+        use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+        let watch = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        add_watch(&watch, path, WatchFlags::MODIFY)?;
+        Ok(Self(watch.into()))
+    }
+
+    /// Waits for a change since the last time, or for long enough to ask whether it is still of interest.
+    fn wait(&mut self) -> io::Result<()> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        const LONGEST: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        if poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&LONGEST))? > 0 {
+            let mut changes = [0; 4096];
+            let _ = self.0.read(&mut changes)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+struct Watch;
+
+#[cfg(not(target_os = "linux"))]
+impl Watch {
+    fn new(_: &Path) -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        thread::sleep(Duration::from_micros(20));
+        Ok(())
     }
 }
