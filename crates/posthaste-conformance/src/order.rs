@@ -144,7 +144,8 @@ pub async fn case_85_two_relays<F: Lanes>(fixture: F) {
     }
     let mut relays = Vec::new();
     for _ in 0..2 {
-        let options = Options { workers: 8, ..options() };
+        // With so much to do, renewals may be late.
+        let options = Options { workers: 8, lane_lease: LANE_LEASE * 2, ..options() };
         relays.push(ordered(fixture.node().await, options, |builder| builder.listen_all(course.listener())).await);
     }
     let mut writers = tokio::task::JoinSet::new();
@@ -183,7 +184,9 @@ pub async fn case_86_hot_key<F: Lanes>(fixture: F) {
     let (course, cold) = (Course::default(), Gate::new());
     let (outbox, meter) = {
         let (hears, opens) = (course.listener(), cold.clone());
-        ordered(fixture.node().await, options(), |builder| {
+        // Nobody waits for the end of a lease.
+        let options = Options { lane_lease: LANE_LEASE * 5, ..options() };
+        ordered(fixture.node().await, options, |builder| {
             builder.listen_all(move |event: Delivery| {
                 if event.aggregate_id() == Some("cold") {
                     opens.open();
@@ -669,9 +672,11 @@ fn refused_for<S: WriteStore>(started: Result<Outbox<S>, StartError>) -> Vec<Str
 
 /// Relays of one table deliver the same in order, or do not start; nor does one that knows of no order.
 pub async fn case_95_refused<F: Lanes>(fixture: F) {
-    let builder = async || Outbox::builder(fixture.node().await).options(options()).listen_all(|_: Delivery| async {});
+    // Whoever is there stays there, however busy the machine is.
+    let patient = || Options { lane_lease: LANE_LEASE * 10, ..options() };
+    let builder = async || Outbox::builder(fixture.node().await).options(patient()).listen_all(|_: Delivery| async {});
     let orders = || Ordered::types(["Order"]);
-    let (first, _) = ordered(fixture.node().await, options(), |builder| {
+    let (first, _) = ordered(fixture.node().await, patient(), |builder| {
         builder.ordered(orders()).listen_all(|_: Delivery| async {})
     })
     .await;
