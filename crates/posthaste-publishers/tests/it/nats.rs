@@ -44,7 +44,13 @@ fn numbers(range: std::ops::Range<usize>) -> Vec<String> {
     range.map(|n| n.to_string()).collect()
 }
 
+/// Connects to a server that is there. It has two seconds to answer, which on a busy machine may be too few for once.
 async fn connect(url: &str) -> Nats {
+    for _ in 0..4 {
+        if let Ok(nats) = Nats::connect(NatsOptions::new(url)).await {
+            return nats;
+        }
+    }
     Nats::connect(NatsOptions::new(url)).await.unwrap()
 }
 
