@@ -12,7 +12,7 @@ use crate::fixture::Fixture;
 use crate::outboxes::{no_interval, start, watched};
 use crate::rows::{counts, event, events, ids_of};
 use crate::tap::Tap;
-use crate::wait::cut_short;
+use crate::wait::{Gate, cut_short, within};
 
 /// What the work of these cases fails with.
 #[derive(Debug)]
@@ -115,12 +115,18 @@ pub async fn case_80_rolls_back<F: Fixture>(_fixture: F) {
     assert!(AssertUnwindSafe(panicked).catch_unwind().await.is_err());
     rolled_back("a panic");
 
+    let written = Gate::new();
     let dropped = outbox.transaction(|| async {
         write_current(&outbox, "Dropped").await?;
+        written.open();
         std::future::pending::<()>().await;
         Ok::<_, Failed>(())
     });
-    assert!(tokio::time::timeout(std::time::Duration::from_millis(300), dropped).await.is_err());
+    tokio::select! {
+        biased;
+        ended = dropped => panic!("it came to its end: {ended:?}"),
+        () = within("it is written", written.pass()) => {}
+    }
     rolled_back("dropped");
 
     faults.times(1, Call::Commit, Fault::Unavailable);

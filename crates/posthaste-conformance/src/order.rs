@@ -144,7 +144,8 @@ pub async fn case_85_two_relays<F: Lanes>(fixture: F) {
     }
     let mut relays = Vec::new();
     for _ in 0..2 {
-        let options = Options { workers: 8, ..options() };
+        // With so much to do, renewals may be late.
+        let options = Options { workers: 8, lane_lease: LANE_LEASE * 2, ..options() };
         relays.push(ordered(fixture.node().await, options, |builder| builder.listen_all(course.listener())).await);
     }
     let mut writers = tokio::task::JoinSet::new();
@@ -183,7 +184,9 @@ pub async fn case_86_hot_key<F: Lanes>(fixture: F) {
     let (course, cold) = (Course::default(), Gate::new());
     let (outbox, meter) = {
         let (hears, opens) = (course.listener(), cold.clone());
-        ordered(fixture.node().await, options(), |builder| {
+        // Nobody waits for the end of a lease.
+        let options = Options { lane_lease: LANE_LEASE * 5, ..options() };
+        ordered(fixture.node().await, options, |builder| {
             builder.listen_all(move |event: Delivery| {
                 if event.aggregate_id() == Some("cold") {
                     opens.open();
@@ -498,16 +501,24 @@ pub async fn case_91_shutdown<F: Lanes>(fixture: F) {
 }
 
 /// A shutdown whose deadline comes first cuts listeners short, and others deliver the same events at once.
-pub async fn case_91_deadline<F: Lanes>(fixture: F) {
-    insert(&fixture.store(), &[numbered("cut", 0), numbered("cut", 1)]).await;
-    let (tap, mut inbox) = Tap::new();
+pub async fn case_91_deadline<F: Lanes>(mut fixture: F) {
     let short =
         Options { shutdown_deadline: Duration::from_millis(50), lane_lease: Duration::from_secs(600), ..options() };
-    let (leaving, _) =
-        ordered(fixture.node().await, short.clone(), |builder| builder.listen_all(tap.behind(&Gate::new()))).await;
-    inbox.next().await;
-    let closed = within("it ends", leaving.shutdown()).await;
-    assert_eq!((closed.released, closed.abandoned), (1, 0));
+    for tries_left in (0..5).rev() {
+        insert(&fixture.store(), &[numbered("cut", 0), numbered("cut", 1)]).await;
+        let (tap, mut inbox) = Tap::new();
+        let (leaving, _) =
+            ordered(fixture.node().await, short.clone(), |builder| builder.listen_all(tap.behind(&Gate::new()))).await;
+        inbox.next().await;
+        let closed = within("it ends", leaving.shutdown()).await;
+        // The database gets half a second to take the lanes back, and on a busy machine may need longer: then with another table.
+        if closed.abandoned > 0 && tries_left > 0 {
+            fixture = F::with_lanes().await;
+            continue;
+        }
+        assert_eq!((closed.released, closed.abandoned), (1, 0));
+        break;
+    }
     let (tap, mut inbox) = Tap::new();
     let (heir, meter) = ordered(fixture.node().await, short, |builder| builder.listen_all(tap)).await;
     meter.until("both are delivered", |tally| tally.delivered == 2).await;
@@ -517,16 +528,26 @@ pub async fn case_91_deadline<F: Lanes>(fixture: F) {
 
 /// An event that waits for its moment holds up its order, and nobody else.
 pub async fn case_92_delayed_head<F: Lanes>(fixture: F) {
-    let delayed = numbered("late", 0).to_builder().deliver_after(Duration::from_secs(2)).build().unwrap();
-    insert(&fixture.store(), &[delayed, numbered("late", 1), numbered("now", 0)]).await;
-    let (tap, mut inbox) = Tap::new();
-    let (outbox, meter) = ordered(fixture.store(), options(), |builder| builder.listen_all(tap)).await;
-    assert_eq!(inbox.next().await.aggregate_id(), Some("now"));
-    write_each(&outbox, [numbered("late", 2), numbered("now", 1)]).await;
-    assert_eq!(inbox.next().await.aggregate_id(), Some("now"));
-    meter.until("all are delivered", |tally| tally.delivered == 5).await;
-    assert_eq!(told(&inbox.rest(), "late"), [0, 1, 2]);
-    outbox.shutdown().await;
+    // On a busy machine a short delay may be over before the others are delivered: then with a longer one.
+    for (seconds, is_last) in [(2, false), (10, false), (30, true)] {
+        let (late, now) = (format!("late by {seconds}"), format!("beside {seconds}"));
+        let delayed = numbered(&late, 0).to_builder().deliver_after(Duration::from_secs(seconds)).build().unwrap();
+        insert(&fixture.store(), &[delayed, numbered(&late, 1), numbered(&now, 0)]).await;
+        let (tap, mut inbox) = Tap::new();
+        let (outbox, meter) = ordered(fixture.store(), options(), |builder| builder.listen_all(tap)).await;
+        let mut deliveries = vec![inbox.next().await];
+        write_each(&outbox, [numbered(&late, 2), numbered(&now, 1)]).await;
+        meter.until("all are delivered", |tally| tally.delivered == 5).await;
+        deliveries.extend(inbox.rest());
+        outbox.shutdown().await;
+        assert_eq!(told(&deliveries, &late), [0, 1, 2]);
+        assert_eq!(told(&deliveries, &now), [0, 1]);
+        let held_up = deliveries[..2].iter().any(|event| event.aggregate_id() == Some(&*late));
+        if !held_up {
+            return;
+        }
+        assert!(!is_last, "others waited as well");
+    }
 }
 
 /// Events of types that are not ordered, and events without an aggregate, wait for nobody.
@@ -651,9 +672,11 @@ fn refused_for<S: WriteStore>(started: Result<Outbox<S>, StartError>) -> Vec<Str
 
 /// Relays of one table deliver the same in order, or do not start; nor does one that knows of no order.
 pub async fn case_95_refused<F: Lanes>(fixture: F) {
-    let builder = async || Outbox::builder(fixture.node().await).options(options()).listen_all(|_: Delivery| async {});
+    // Whoever is there stays there, however busy the machine is.
+    let patient = || Options { lane_lease: LANE_LEASE * 10, ..options() };
+    let builder = async || Outbox::builder(fixture.node().await).options(patient()).listen_all(|_: Delivery| async {});
     let orders = || Ordered::types(["Order"]);
-    let (first, _) = ordered(fixture.node().await, options(), |builder| {
+    let (first, _) = ordered(fixture.node().await, patient(), |builder| {
         builder.ordered(orders()).listen_all(|_: Delivery| async {})
     })
     .await;

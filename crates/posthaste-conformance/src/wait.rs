@@ -5,7 +5,19 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-pub use posthaste_core::testing::{Gate, within};
+pub use posthaste_core::testing::Gate;
+
+/// How long a case waits before it gives up. Longer than a busy machine needs for the largest of them, because it is only ever waited
+/// for by a case that fails.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The output of a future that should end soon; a case that waits in vain fails, and says what it waited for.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(output) => output,
+        Err(_) => panic!("waited in vain until {what}"),
+    }
+}
 
 /// Asks again and again until the answer is yes, where nothing gives a signal.
 pub async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {

@@ -709,7 +709,12 @@ mod tests {
             body: "x".into(),
         };
         let batch = |keys: std::ops::Range<usize>| keys.map(message).collect::<Vec<_>>();
-        assert!(kafka.publish(batch(0..200)).await.iter().all(Result::is_ok));
+        // On a busy machine its brokers are not found in the first second.
+        let begun_at = Instant::now();
+        while kafka.publish(batch(0..200)).await.iter().any(Result::is_err) {
+            assert!(begun_at.elapsed() < Duration::from_secs(60), "they are not found");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
         kafka.0.partitions.learn("orders".to_owned(), 4);
         let is_away = |key: usize| kafka.0.partitions.of("orders", &key.to_string()) == Some(1);
         assert!((0..200).any(is_away), "no key leads there");
@@ -717,12 +722,14 @@ mod tests {
         mock.broker_down(2).unwrap();
         let begun_at = Instant::now();
         let put_off = loop {
-            // The producer learns of it when it asks for the leaders next.
+            // The producer learns of it when it asks for the leaders next. On a busy machine others may be late as well, for once.
             let results = kafka.publish(batch(0..200)).await;
             assert!(begun_at.elapsed() < Duration::from_secs(60), "{results:?}");
-            if let Some(at) = results.iter().position(Result::is_err) {
-                assert!(results.iter().enumerate().all(|(key, result)| result.is_ok() != is_away(key)), "{results:?}");
-                break results.into_iter().nth(at).unwrap().unwrap_err();
+            let is_alone = results.iter().enumerate().all(|(key, result)| result.is_ok() != is_away(key));
+            match results.into_iter().find_map(Result::err) {
+                Some(error) if is_alone && !error.is_unasked() => break error,
+                Some(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                None => {}
             }
         };
         assert_eq!((put_off.kind(), put_off.is_unasked()), (PublishErrorKind::Deferred, false), "kafka has spoken");
@@ -730,9 +737,15 @@ mod tests {
         let waiting = kafka.publish((200..600).filter(|key| is_away(*key)).map(message).collect()).await;
         assert!(waiting.iter().all(|result| result.as_ref().is_err_and(PublishError::is_unasked)), "{waiting:?}");
 
-        tokio::time::sleep(Duration::from_millis(1_100)).await;
-        let tried = kafka.publish((200..600).filter(|key| is_away(*key)).map(message).collect()).await;
-        let asked = tried.iter().filter(|result| result.as_ref().is_err_and(|error| !error.is_unasked())).count();
+        let (asked, tried) = loop {
+            let tried = kafka.publish((200..600).filter(|key| is_away(*key)).map(message).collect()).await;
+            let asked = tried.iter().filter(|result| result.as_ref().is_err_and(|error| !error.is_unasked())).count();
+            if asked > 0 {
+                break (asked, tried);
+            }
+            assert!(begun_at.elapsed() < Duration::from_secs(90), "{tried:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
         assert_eq!((asked, tried.iter().filter(|result| result.is_ok()).count()), (10, 0), "{tried:?}");
 
         mock.broker_up(2).unwrap();

@@ -139,7 +139,7 @@ to = "orders"
         variable("POSTHASTE_TEST_MOSQUITTO_URL")
     );
     relayed(&settings, &[]).await;
-    let printed = mosquitto(&name, &filter, &["-C", &ORDERS.to_string(), "-W", "20", "-F", "%J"]);
+    let printed = mosquitto(&name, &filter, &["-C", &ORDERS.to_string(), "-W", "60", "-F", "%J"]);
     let messages = lines(&printed);
     let property = |message: &Value, name: &str| {
         message["properties"]["user-properties"][name].as_str().unwrap_or_else(|| panic!("{message}")).to_owned()
@@ -180,7 +180,7 @@ to = "partner"
         receiver.url
     );
     relayed(&settings, &[("WEBHOOK_SECRET", SECRET)]).await;
-    let requests = receiver.requests();
+    let requests = receiver.got(ORDERS);
     let came: Vec<_> = requests
         .iter()
         .map(|request| (request["headers"]["webhook-id"].as_str().unwrap().to_owned(), body(request)))
@@ -206,7 +206,7 @@ fn whichever_broker_is_away_at_the_start_is_waited_for() {
         ("rabbitmq", "POSTHASTE_TEST_RABBITMQ_URL", name.clone(), &|| lines(&rabbitmq("take", &name)).len()),
         ("redis", "POSTHASTE_TEST_REDIS_URL", name.clone(), &|| redis(&["XLEN", &name]).parse().unwrap()),
         ("mqtt", "POSTHASTE_TEST_MOSQUITTO_URL", name.clone(), &|| {
-            mosquitto(&name, &name, &["-C", "1", "-W", "20"]).lines().count()
+            mosquitto(&name, &name, &["-C", "1", "-W", "60"]).lines().count()
         }),
     ];
     for (kind, url, to, arrived) in brokers {

@@ -156,7 +156,8 @@ fn a_relay_that_runs_hears_at_once_of_what_an_operator_decides() {
     here.ok(&["migrate", "up", "--lanes"]);
     let mut relay = here.start(&["relay"]);
     relay.says("delivering");
-    for order in ["1", "2", "3", "4"] {
+    let mut in_time = 0;
+    for order in ["1", "2", "3", "4", "5", "6"] {
         write(&here, &format!("bad-{order}"), "Odd", ("Order", order));
         write(&here, &format!("next-{order}"), "OrderPlaced", ("Order", order));
         until("it is parked", || keys(&here).len() == 1);
@@ -169,9 +170,13 @@ fn a_relay_that_runs_hears_at_once_of_what_an_operator_decides() {
         }
         let decided = Instant::now();
         until("it is delivered", || delivered(&here, order).len() == 1);
-        // A sweep comes every 5 s: four times in a row it would hardly be in time.
-        assert!(decided.elapsed() < Duration::from_secs(3), "{order}: {:?}", decided.elapsed());
+        // A sweep comes every 5 s: it would hardly be in time so often. On a busy machine twice may be late.
+        in_time += usize::from(decided.elapsed() < Duration::from_secs(2));
+        if in_time == 4 {
+            break;
+        }
     }
+    assert_eq!(in_time, 4, "it waits for the next sweep");
     relay.terminate();
     assert_eq!(relay.end().0, Some(0));
 }

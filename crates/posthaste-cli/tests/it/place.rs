@@ -4,7 +4,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -94,12 +96,12 @@ impl Place {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it can be started");
         let said = Arc::new(Mutex::new(String::new()));
         let (pipe, heard) = (child.stderr.take().unwrap(), Arc::clone(&said));
-        std::thread::spawn(move || {
+        let listening = std::thread::spawn(move || {
             for line in BufReader::new(pipe).lines().map_while(Result::ok) {
                 *heard.lock().unwrap() += &(line + "\n");
             }
         });
-        Running { child, said }
+        Running { child, said, listening }
     }
 
     /// Waits until something holds.
@@ -120,6 +122,7 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 pub(crate) struct Running {
     child: Child,
     said: Arc<Mutex<String>>,
+    listening: JoinHandle<()>,
 }
 
 impl Running {
@@ -131,10 +134,20 @@ impl Running {
     pub(crate) fn says(&mut self, words: &str) {
         let started = Instant::now();
         while !self.said().contains(words) {
-            let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none() || self.said().contains(words), "ended without {words:?}: {}", self.said());
+            if self.child.try_wait().unwrap().is_some() {
+                self.hear_the_rest();
+                assert!(self.said().contains(words), "ended without {words:?}: {}", self.said());
+            }
             assert!(started.elapsed() < PATIENCE, "no {words:?} in:\n{}", self.said());
             std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The thread that listens may be behind one that has ended.
+    fn hear_the_rest(&self) {
+        let started = Instant::now();
+        while !self.listening.is_finished() && started.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -159,8 +172,7 @@ impl Running {
         };
         let mut printed = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
-        // The thread that listens may be a line behind.
-        std::thread::sleep(Duration::from_millis(50));
+        self.hear_the_rest();
         (status.code(), printed, self.said())
     }
 }
@@ -172,6 +184,18 @@ impl Drop for Running {
     }
 }
 
+/// A port where nobody listens. It is below those that the system gives to connections, so it stays free.
+pub(crate) fn free_port() -> u16 {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let place = std::process::id().wrapping_mul(97).wrapping_add(ASKED.fetch_add(1, Ordering::Relaxed));
+        let port = 20_000 + u16::try_from(place % 12_000).unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
 /// An address where nobody is yet, and from some moment on somebody else.
 pub(crate) struct Late {
     pub(crate) address: SocketAddr,
@@ -180,9 +204,7 @@ pub(crate) struct Late {
 
 impl Late {
     pub(crate) fn to(server: &str) -> Self {
-        // Given back, so that nobody listens there; the system does not give it to others right away.
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        Self { address, to: server.to_owned() }
+        Self { address: SocketAddr::from(([127, 0, 0, 1], free_port())), to: server.to_owned() }
     }
 
     /// From now on connections lead to the server.

@@ -8,6 +8,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
 
+use crate::place::until;
+
 /// What it checks signatures with.
 pub(crate) const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -50,6 +52,12 @@ impl Receiver {
     /// What it got, in the order in which it came.
     pub(crate) fn requests(&self) -> Vec<Value> {
         self.requests.lock().unwrap().clone()
+    }
+
+    /// The same when it has told of so many: whoever had its answer may be ahead of what is heard of it here.
+    pub(crate) fn got(&self, count: usize) -> Vec<Value> {
+        until("the receiver has told of them", || self.requests().len() >= count);
+        self.requests()
     }
 
     /// What it got on paths that begin so.

@@ -167,8 +167,21 @@ fn a_table_that_is_not_ready_and_a_destination_that_cannot_be_opened_have_their_
     assert!(error.contains("posthaste.toml:1:14: destination.x: ") && error.contains("cannot be opened"), "{error}");
 }
 
+/// What was given back at the end has arrived. The database gets half a second for that, and on a busy machine may need longer; a test
+/// then tries it once more, from the beginning.
+pub(crate) fn was_in_time(ended: &Value, tries_left: u32) -> bool {
+    tries_left == 0 || ended["abandoned"] == 0
+}
+
 #[test]
 fn sigterm_gives_back_what_the_deadline_cuts_off_and_says_so() {
+    let mut tries_left = 4;
+    while !gives_back_what_the_deadline_cuts_off(tries_left) {
+        tries_left -= 1;
+    }
+}
+
+fn gives_back_what_the_deadline_cuts_off(tries_left: u32) -> bool {
     let here = Place::with(&format!(
         "[relay]\nshutdown_deadline = \"300ms\"\n[destination.hook]\ntype = \"webhook\"\nto = \"http://{}/x\"\n\
          unsigned = true\nallow_http = true\nallow_private_addresses = true\n",
@@ -182,11 +195,14 @@ fn sigterm_gives_back_what_the_deadline_cuts_off_and_says_so() {
     relay.says("\"delivering\"");
     relay.terminate();
     let (status, printed, said) = relay.end();
-    assert_eq!((status, &*printed), (Some(0), ""), "{said}");
     let told = lines(&said);
+    let ended = told.last().unwrap();
+    if !was_in_time(ended, tries_left) {
+        return false;
+    }
+    assert_eq!((status, &*printed), (Some(0), ""), "{said}");
     let ending = told.iter().find(|line| line["message"] == "ending").unwrap_or_else(|| panic!("{said}"));
     assert_eq!((&ending["signal"], &ending["in_hand"]), (&Value::from("SIGTERM"), &Value::from(1)), "{said}");
-    let ended = told.last().unwrap();
     assert_eq!((&ended["released"], &ended["abandoned"]), (&Value::from(1), &Value::from(0)), "{said}");
     let row = here.json(&["events", "show", "1", "--output", "json"]);
     assert_eq!(
@@ -194,6 +210,7 @@ fn sigterm_gives_back_what_the_deadline_cuts_off_and_says_so() {
         (&"NEW".into(), &0.into(), &Value::Null),
         "{row}"
     );
+    true
 }
 
 #[test]

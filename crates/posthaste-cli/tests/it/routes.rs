@@ -44,14 +44,14 @@ async fn a_rate_holds_back_its_own_events_and_no_others() {
     let mut relay = here.start(&["relay"]);
     relay.says("delivering");
     let inserted_at = Instant::now();
-    insert(&url, &[("Limited", 6), ("Free", 40)]).await;
-    here.until("all are delivered", |here| done(here) == 46);
-    // Two at once, two a second later, and two another second later.
-    assert!(inserted_at.elapsed() >= Duration::from_secs(2), "{:?}", inserted_at.elapsed());
+    insert(&url, &[("Limited", 8), ("Free", 40)]).await;
+    here.until("all are delivered", |here| done(here) == 48);
+    // Two at once, and then two in each second.
+    assert!(inserted_at.elapsed() >= Duration::from_secs(3), "{:?}", inserted_at.elapsed());
     relay.terminate();
     assert_eq!(relay.end().0, Some(0));
-    let requests = receiver.requests();
-    assert_eq!((requests.len(), receiver.of("/status/204/Limited").len()), (46, 6), "each once");
+    let requests = receiver.got(48);
+    assert_eq!((requests.len(), receiver.of("/status/204/Limited").len()), (48, 8), "each once");
     assert_eq!(requests.last().unwrap()["path"], "/status/204/Limited", "the others did not wait for it");
     // To wait for a turn is no failure.
     let rows = here.json(&["events", "list", "--limit", "100", "--output", "json"]);
@@ -72,7 +72,7 @@ async fn no_more_than_the_concurrency_are_with_a_destination_at_once() {
         here.until("all are delivered", |here| done(here) == 12);
         relay.terminate();
         assert_eq!(relay.end().0, Some(0));
-        let requests = receiver.requests();
+        let requests = receiver.got(12);
         let most = requests.iter().map(|request| request["active"].as_u64().unwrap()).max().unwrap();
         assert_eq!((requests.len(), most <= 2), (12, is_kept), "{most} at once");
         assert!(most >= 2, "{most} at once");
@@ -101,6 +101,7 @@ async fn a_route_is_tried_again_by_its_own_policy() {
     relay.terminate();
     assert_eq!(relay.end().0, Some(0));
     let show = |id: &str| here.json(&["events", "show", id, "--output", "json"]);
+    receiver.got(7);
 
     let mended = show("Mended-1");
     assert_eq!((&mended["status"], &mended["attempts"]), (&"DONE".into(), &2.into()), "{mended}");
@@ -139,6 +140,7 @@ async fn a_route_has_its_own_envelope() {
     }
     here.ok(&["relay", "--once"]);
     assert_eq!(done(&here), 4);
+    receiver.got(4);
     let got = |event_type: &str| {
         let mut got = receiver.of(&format!("/status/204/{event_type}"));
         assert_eq!(got.len(), 1, "{event_type}");

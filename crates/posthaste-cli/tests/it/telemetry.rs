@@ -132,7 +132,10 @@ fn traces_go_on_and_metrics_are_sent() {
         Some(point["asInt"].as_str().unwrap().to_owned())
     };
     until("metrics have told of it", || sent(None, "good").as_deref() == Some("2"));
-    assert_eq!(metric(&got, "posthaste_delivered_total").unwrap()["sum"]["dataPoints"][0]["asInt"], "2");
+    // They are settled a moment later.
+    let delivered =
+        || metric(&got, "posthaste_delivered_total").is_some_and(|told| told["sum"]["dataPoints"][0]["asInt"] == "2");
+    until("they are counted as delivered", delivered);
     let duration = metric(&got, "messaging.process.duration").unwrap();
     assert_eq!((&duration["unit"], &duration["histogram"]["aggregationTemporality"]), (&"s".into(), &2.into()));
     let point = &duration["histogram"]["dataPoints"][0];

@@ -24,8 +24,8 @@ async def main(url, command, argument):
         authority, certificate, key = files.split(",")
         tls = ssl.create_default_context(cafile=authority)
         tls.load_cert_chain(certificate, key)
-    client = await nats.connect(url, connect_timeout=5, allow_reconnect=False, tls=tls)
-    stream = client.jetstream()
+    client = await nats.connect(url, connect_timeout=30, allow_reconnect=False, tls=tls)
+    stream = client.jetstream(timeout=30)
     if command == "add":
         # One of an earlier run, if there is one.
         try:
@@ -47,7 +47,8 @@ async def main(url, command, argument):
         for number in range(state.first_seq, state.last_seq + 1) if state.messages else []:
             # The answer itself: nats-py takes headers for ASCII.
             ask = json.dumps({"seq": number}).encode()
-            answer = await client.request(f"$JS.API.STREAM.MSG.GET.{argument}", ask)
+            # By itself it would wait for half a second, thousands of times.
+            answer = await client.request(f"$JS.API.STREAM.MSG.GET.{argument}", ask, timeout=30)
             message = json.loads(answer.data)["message"]
             headers = base64.b64decode(message.get("hdrs", "")).decode().strip().split("\r\n")[1:]
             print(json.dumps({

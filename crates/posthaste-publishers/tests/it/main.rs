@@ -13,6 +13,8 @@ mod mqtt;
 #[cfg(feature = "nats")]
 mod nats;
 mod ndjson;
+#[cfg(any(feature = "nats", feature = "webhook"))]
+mod port;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
 #[cfg(feature = "redis")]

@@ -44,7 +44,7 @@ impl Reader {
 
     /// So many messages, as the broker had kept them.
     fn read(&self, how_many: usize) -> Vec<Value> {
-        let printed = self.run(&["-C", &how_many.to_string(), "-W", "20", "-F", "%J"]);
+        let printed = self.run(&["-C", &how_many.to_string(), "-W", "60", "-F", "%J"]);
         printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
@@ -202,7 +202,8 @@ async fn a_broker_that_is_away_is_said_at_the_start() {
     let begun = Instant::now();
     let options = MqttOptions::new(address).connect_timeout(Duration::from_millis(200));
     assert_eq!(Mqtt::connect(options).await.unwrap_err().kind(), PublishErrorKind::Outage);
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    // Less than it would be without this option.
+    assert!(begun.elapsed() < Duration::from_millis(4800), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
@@ -256,13 +257,13 @@ async fn a_lost_acknowledgement_is_an_outage_and_repeats_are_told_by_the_event_i
 #[tokio::test]
 async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
     let proxy = Proxy::start(url().trim_start_matches("mqtt://").parse().unwrap()).await.unwrap();
-    let options = MqttOptions::new(format!("mqtt://{}", proxy.addr())).ack_timeout(Duration::from_millis(300));
+    let options = MqttOptions::new(format!("mqtt://{}", proxy.addr())).ack_timeout(Duration::from_millis(1500));
     let mqtt = Mqtt::connect(options).await.unwrap();
     assert_eq!(kinds(&mqtt.publish(messages("cable", "m", 5)).await), [None; 5]);
     proxy.black_hole(true);
     let begun = Instant::now();
     assert_eq!(kinds(&mqtt.publish(messages("cable", "m", 200)).await), [OUTAGE; 200]);
-    assert!(begun.elapsed() < Duration::from_secs(3), "waited for each: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(15), "waited for each: {:?}", begun.elapsed());
     proxy.black_hole(false);
     assert_eq!(kinds(&mqtt.publish(messages("cable", "m", 200)).await), [None; 200]);
 }
@@ -271,7 +272,7 @@ async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
 async fn a_body_that_does_not_get_through_in_time_uses_up_its_own_attempts_while_others_do() {
     let reader = Reader::new(&url(), "slow/x", &[]);
     let proxy = Proxy::start(url().trim_start_matches("mqtt://").parse().unwrap()).await.unwrap();
-    let options = MqttOptions::new(format!("mqtt://{}", proxy.addr())).ack_timeout(Duration::from_millis(500));
+    let options = MqttOptions::new(format!("mqtt://{}", proxy.addr())).ack_timeout(Duration::from_secs(1));
     let mqtt = Mqtt::connect(options).await.unwrap();
     // About three megabytes in a second.
     proxy.delay(Some(Duration::from_millis(20)));
@@ -357,7 +358,7 @@ async fn of_a_batch_that_is_out_of_time_what_was_acknowledged_is_noted() {
     let body =
         |n: usize| message("partial/x", &format!("m-{n}"), if n < 10 { "1".repeat(10) } else { "1".repeat(200_000) });
     proxy.delay(Some(Duration::from_millis(100)));
-    let results = Results::new(30, tokio::time::Instant::now() + Duration::from_secs(2));
+    let results = Results::new(30, tokio::time::Instant::now() + Duration::from_secs(3));
     let publishing = timeout_at(results.until(), mqtt.publish_into((0..30).map(body).collect(), &results));
     let (in_time, ()) = futures_util::future::join(publishing, async {
         let before = proxy.stats().bytes_down;
@@ -442,7 +443,8 @@ async fn over_tls_both_have_to_prove_who_they_are() {
 
     let secure = url.replace("mqtt://", "mqtts://");
     let options = MqttOptions::new(&secure).connect_timeout(Duration::from_secs(2));
-    let shown = options.clone().client_certificate(&client.0, &client.1);
+    // Whoever is not refused at once is waited for.
+    let shown = options.clone().client_certificate(&client.0, &client.1).connect_timeout(Duration::from_secs(20));
     let mqtt = Mqtt::connect(shown.clone().ca_file(&server.0)).await.unwrap();
     assert_eq!(kinds(&mqtt.publish(messages("secure/x", "m", 100)).await), [None; 100]);
     assert_eq!(bodies(&reader.read(100)), (0..100).collect::<Vec<_>>());
@@ -474,13 +476,13 @@ async fn without_tls_an_address_with_it_is_refused() {
 async fn who_waited_for_a_connection_in_vain_does_not_try_it_once_more() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let options = MqttOptions::new(format!("mqtt://{}", silent.local_addr().unwrap())).lazy(true);
-    let mqtt = Mqtt::connect(options.connect_timeout(Duration::from_millis(500))).await.unwrap();
+    let mqtt = Mqtt::connect(options.connect_timeout(Duration::from_secs(1))).await.unwrap();
     let begun = Instant::now();
-    let batches = (0..6).map(|_| mqtt.publish(messages("x", "m", 2)));
+    let batches = (0..15).map(|_| mqtt.publish(messages("x", "m", 2)));
     for results in futures_util::future::join_all(batches).await {
         assert_eq!(kinds(&results), [OUTAGE; 2]);
     }
-    assert!(begun.elapsed() < Duration::from_millis(1500), "one after the other: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(8), "one after the other: {:?}", begun.elapsed());
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio::time::timeout_at;
 
 use crate::certificate::certificate;
+use crate::port::free_port;
 use crate::started::{Started, kinds, message, messages, rows, run, until, variable, write};
 
 const OUTAGE: Option<PublishErrorKind> = Some(PublishErrorKind::Outage);
@@ -43,7 +44,13 @@ fn numbers(range: std::ops::Range<usize>) -> Vec<String> {
     range.map(|n| n.to_string()).collect()
 }
 
+/// Connects to a server that is there. It has two seconds to answer, which on a busy machine may be too few for once.
 async fn connect(url: &str) -> Nats {
+    for _ in 0..4 {
+        if let Ok(nats) = Nats::connect(NatsOptions::new(url)).await {
+            return nats;
+        }
+    }
     Nats::connect(NatsOptions::new(url)).await.unwrap()
 }
 
@@ -204,7 +211,7 @@ async fn in_order_events_of_one_aggregate_do_not_wait_for_each_other() {
     let began_at = Instant::now();
     assert_eq!(in_order(&nats, run_of("together.x", "a", 500)).await, [None; 500]);
     // One after the other they would take 25 s.
-    assert!(began_at.elapsed() < Duration::from_secs(3), "{:?}", began_at.elapsed());
+    assert!(began_at.elapsed() < Duration::from_secs(12), "{:?}", began_at.elapsed());
     assert_eq!(bodies(&read(&url(), "together")), numbers(0..500));
 }
 
@@ -305,8 +312,7 @@ async fn a_subject_that_is_too_long_or_an_order_to_the_server_is_permanent_and_s
 
 /// A cluster of three, of which the third alone keeps the stream.
 async fn cluster(stream: &str) -> (Vec<Started>, Vec<String>) {
-    let free = |_| std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let ports: Vec<u16> = (0..3).map(free).map(|listener| listener.local_addr().unwrap().port()).collect();
+    let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
     let routes = ports.iter().map(|port| format!("\"nats://127.0.0.1:{port}\"")).collect::<Vec<_>>().join(", ");
     let (servers, urls): (Vec<_>, Vec<_>) = ports
         .iter()
@@ -331,10 +337,10 @@ async fn cluster(stream: &str) -> (Vec<Started>, Vec<String>) {
 #[tokio::test]
 async fn a_stream_without_a_leader_is_waited_for_and_a_missing_one_is_not() {
     let (servers, urls) = cluster("leader").await;
+    assert_eq!(kinds(&connect(&urls[0]).await.publish(messages("leader.x", "first", 3)).await), [None; 3]);
     let nats = Nats::connect(NatsOptions::new(&urls[0]).ack_timeout(Duration::from_secs(2))).await.unwrap();
-    assert_eq!(kinds(&nats.publish(messages("leader.x", "first", 3)).await), [None; 3]);
     servers[2].stop();
-    let given_up_at = Instant::now() + Duration::from_secs(60);
+    let given_up_at = Instant::now() + Duration::from_secs(120);
     loop {
         let batch = vec![message("leader.x", "1", "1"), message("missing.x", "2", "2")];
         let results = nats.publish(batch).await;
@@ -417,12 +423,12 @@ async fn a_full_stream_is_retryable() {
 async fn a_stream_that_does_not_acknowledge_is_no_outage_and_nothing_is_done() {
     add_stream(&url(), "mute", r#", "no_ack": true"#);
     add_stream(&url(), "speaking", "");
-    let nats = Nats::connect(NatsOptions::new(url()).ack_timeout(Duration::from_millis(300))).await.unwrap();
+    let nats = Nats::connect(NatsOptions::new(url()).ack_timeout(Duration::from_millis(1500))).await.unwrap();
     let mut batch = messages("mute.x", "m", 50);
     batch.push(message("speaking.x", "s", ""));
     let begun = Instant::now();
     let results = nats.publish(batch).await;
-    assert!(begun.elapsed() < Duration::from_secs(3), "waited for each: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(15), "waited for each: {:?}", begun.elapsed());
     let mut wanted = vec![RETRYABLE; 50];
     wanted.push(None);
     assert_eq!(kinds(&results), wanted);
@@ -447,7 +453,7 @@ async fn an_answer_that_comes_twice_counts_for_no_other_message() {
             tell.send(to.to_string()).unwrap();
         }
     });
-    let nats = Nats::connect(NatsOptions::new(url()).ack_timeout(Duration::from_millis(300))).await.unwrap();
+    let nats = Nats::connect(NatsOptions::new(url()).ack_timeout(Duration::from_millis(1500))).await.unwrap();
     let results = nats.publish(vec![message("echoed.x", "1", ""), message("echoed.word", "2", "")]).await;
     assert_eq!(kinds(&results), [None, RETRYABLE]);
     assert!(results[1].as_ref().unwrap_err().to_string().contains("who is not JetStream"), "{results:?}");
@@ -504,12 +510,13 @@ async fn a_stranger_is_refused_and_a_subject_that_is_not_permitted_is_retryable(
     }
 
     // This user may not ask JetStream whether it is there, either.
-    let nats = Nats::connect(NatsOptions::new(&url).user_and_password("some", "secret")).await.unwrap();
+    let some = NatsOptions::new(&url).user_and_password("some", "secret").ack_timeout(Duration::from_secs(30));
+    let nats = Nats::connect(some).await.unwrap();
     let begun = Instant::now();
     let batch = ["permit.ok", "permit.not", "permit.too", "permit.not", "permit.never"];
     let batch = batch.iter().enumerate().map(|(n, to)| message(to, &n.to_string(), n.to_string())).collect();
     let results = nats.publish(batch).await;
-    assert!(begun.elapsed() < Duration::from_secs(4), "the answer was not waited for");
+    assert!(begun.elapsed() < Duration::from_secs(20), "the answer was not waited for");
     assert_eq!(kinds(&results), [None, RETRYABLE, None, RETRYABLE, RETRYABLE]);
     assert!(results[1].as_ref().unwrap_err().to_string().contains("not permitted to publish to \"permit.not\""));
     assert_eq!(bodies(&read(&as_all, "permit")), ["0", "2"]);
@@ -528,7 +535,7 @@ async fn of_a_batch_that_is_out_of_time_what_was_stored_is_noted() {
     let nats = Nats::connect(NatsOptions::new(url()).max_in_flight(2)).await.unwrap();
     let to = |n: usize| if n == 3 { "partial-mute.x" } else { "partial.x" };
     let batch = (0..6).map(|n| message(to(n), &format!("m-{n}"), n.to_string())).collect();
-    let results = Results::new(6, tokio::time::Instant::now() + Duration::from_secs(2));
+    let results = Results::new(6, tokio::time::Instant::now() + Duration::from_secs(3));
     let in_time = timeout_at(results.until(), nats.publish_into(batch, &results)).await;
     assert!(in_time.is_err(), "the time of the batch was not over");
     let noted: Vec<_> = results.into_noted().into_iter().map(|result| result.map(|result| result.is_ok())).collect();
@@ -610,12 +617,13 @@ async fn a_server_that_goes_and_comes_back_gets_everything_and_no_attempt_is_use
 async fn a_lost_acknowledgement_is_an_outage_and_the_repeat_is_stored_once() {
     add_stream(&url(), "lost", "");
     let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
-    let nats = connect(&format!("nats://{}", proxy.addr())).await;
+    let options = NatsOptions::new(format!("nats://{}", proxy.addr())).ack_timeout(Duration::from_secs(30));
+    let nats = Nats::connect(options).await.unwrap();
     proxy.lose_reply_to(b"PUB lost.x", 1);
     let begun = Instant::now();
     let results = nats.publish(messages("lost.x", "m", 20)).await;
     assert_eq!(kinds(&results), [OUTAGE; 20]);
-    assert!(begun.elapsed() < Duration::from_secs(4), "a lost connection is known before the time is over");
+    assert!(begun.elapsed() < Duration::from_secs(20), "a lost connection is known before the time is over");
     assert!(!read(&url(), "lost").is_empty(), "it was stored");
     assert_eq!(kinds(&nats.publish(messages("lost.x", "m", 20)).await), [None; 20]);
     assert_eq!(bodies(&read(&url(), "lost")), numbers(0..20));
@@ -625,7 +633,7 @@ async fn a_lost_acknowledgement_is_an_outage_and_the_repeat_is_stored_once() {
 async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
     add_stream(&url(), "cable", "");
     let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
-    let options = NatsOptions::new(format!("nats://{}", proxy.addr())).ack_timeout(Duration::from_millis(300));
+    let options = NatsOptions::new(format!("nats://{}", proxy.addr())).ack_timeout(Duration::from_millis(1500));
     let nats = Nats::connect(options).await.unwrap();
     assert_eq!(kinds(&nats.publish(messages("cable.x", "m", 5)).await), [None; 5]);
     proxy.black_hole(true);
@@ -648,7 +656,8 @@ async fn over_tls_both_have_to_prove_who_they_are() {
     add_stream(&reader, "secure", "");
 
     let options = NatsOptions::new(&url).connect_timeout(Duration::from_secs(2));
-    let shown = options.clone().client_certificate(client.0, client.1);
+    // Whoever is not refused at once is waited for.
+    let shown = options.clone().client_certificate(client.0, client.1).connect_timeout(Duration::from_secs(20));
     let nats = Nats::connect(shown.clone().ca_file(server.0)).await.unwrap();
     assert_eq!(kinds(&nats.publish(messages("secure.x", "m", 100)).await), [None; 100]);
     assert_eq!(bodies(&read(&reader, "secure")), numbers(0..100));
@@ -670,25 +679,25 @@ async fn over_tls_both_have_to_prove_who_they_are() {
 async fn behind_a_part_that_had_no_answer_no_other_is_sent() {
     let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
     let options = NatsOptions::new(format!("nats://{}", proxy.addr())).max_in_flight(1);
-    let options = options.ack_timeout(Duration::from_millis(200)).connect_timeout(Duration::from_millis(500));
-    let nats = Nats::connect(options).await.unwrap();
+    let nats = Nats::connect(options.ack_timeout(Duration::from_millis(500))).await.unwrap();
     proxy.black_hole(true);
     let begun = Instant::now();
+    // Behind each it would be asked for two seconds whether the server is there.
     assert_eq!(kinds(&nats.publish(messages("parts.x", "m", 20)).await), [OUTAGE; 20]);
-    assert!(begun.elapsed() < Duration::from_secs(4), "waited for each: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(12), "waited for each: {:?}", begun.elapsed());
 }
 
 #[tokio::test]
 async fn who_waited_for_a_connection_in_vain_does_not_try_it_once_more() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let options = NatsOptions::new(silent.local_addr().unwrap().to_string()).lazy(true);
-    let nats = Nats::connect(options.connect_timeout(Duration::from_millis(500))).await.unwrap();
+    let nats = Nats::connect(options.connect_timeout(Duration::from_secs(1))).await.unwrap();
     let begun = Instant::now();
-    let batches = (0..6).map(|_| nats.publish(messages("x", "m", 2)));
+    let batches = (0..15).map(|_| nats.publish(messages("x", "m", 2)));
     for results in futures_util::future::join_all(batches).await {
         assert_eq!(kinds(&results), [OUTAGE; 2]);
     }
-    assert!(begun.elapsed() < Duration::from_millis(1500), "one after the other: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(8), "one after the other: {:?}", begun.elapsed());
 }
 
 #[tokio::test]

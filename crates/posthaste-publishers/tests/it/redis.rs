@@ -160,7 +160,7 @@ async fn a_body_that_makes_the_server_hang_up_is_tried_as_often_as_others_and_sp
 #[tokio::test]
 async fn a_body_that_does_not_get_through_in_time_uses_up_its_own_attempts_while_others_do() {
     let proxy = Proxy::start(socket(&without(&["slow"]))).await.unwrap();
-    let options = RedisOptions::new(format!("redis://{}", proxy.addr())).ack_timeout(Duration::from_millis(500));
+    let options = RedisOptions::new(format!("redis://{}", proxy.addr())).ack_timeout(Duration::from_secs(1));
     let redis = Redis::connect(options).await.unwrap();
     // About three megabytes in a second.
     proxy.delay(Some(Duration::from_millis(20)));
@@ -174,7 +174,7 @@ async fn a_body_that_does_not_get_through_in_time_uses_up_its_own_attempts_while
     let begun = Instant::now();
     let results = redis.publish(vec![large(), message("slow", "3", "c")]).await;
     assert_eq!(kinds(&results), [RETRYABLE, None], "{results:?}");
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
     assert_eq!(bodies(&read(&url(), "slow")), ["a", "b", "c"]);
 
     proxy.black_hole(true);
@@ -193,7 +193,14 @@ async fn several_that_do_not_get_through_together_go_alone_next_time() {
     // A megabyte takes longer than the time, a tenth of it does not.
     let batch = || (0..8).map(|n| message("apart", &format!("m-{n}"), vec![b'x'; 110_000])).collect::<Vec<_>>();
     assert_eq!(kinds(&redis.publish(batch()).await), [OUTAGE; 8]);
-    assert_eq!(kinds(&redis.publish(batch()).await), [None; 8]);
+    // Together they never get through. Alone they have half of the time left, and on a busy machine none once in a while.
+    let mut said = kinds(&redis.publish(batch()).await);
+    for _ in 0..3 {
+        if said != [None; 8] {
+            said = kinds(&redis.publish(batch()).await);
+        }
+    }
+    assert_eq!(said, [None; 8]);
     let ids: std::collections::BTreeSet<_> =
         read(&url(), "apart").into_iter().map(|entry| entry["event-id"].clone()).collect();
     assert_eq!(ids, (0..8).map(|n| format!("m-{n}")).collect());
@@ -298,7 +305,8 @@ async fn a_server_that_is_away_is_said_at_the_start() {
         RedisOptions::new(address).connect_timeout(Duration::from_millis(200)).ack_timeout(Duration::from_millis(200));
     let begun = Instant::now();
     assert_eq!(Redis::connect(options).await.unwrap_err().kind(), PublishErrorKind::Outage);
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    // Less than it would be without these options.
+    assert!(begun.elapsed() < Duration::from_millis(4800), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
@@ -343,7 +351,7 @@ async fn a_lost_acknowledgement_is_an_outage_and_repeats_are_told_by_the_event_i
 #[tokio::test]
 async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
     let proxy = Proxy::start(socket(&without(&["cable"]))).await.unwrap();
-    let options = RedisOptions::new(format!("redis://{}", proxy.addr())).ack_timeout(Duration::from_millis(300));
+    let options = RedisOptions::new(format!("redis://{}", proxy.addr())).ack_timeout(Duration::from_millis(1500));
     let redis = Redis::connect(options).await.unwrap();
     assert_eq!(kinds(&redis.publish(messages("cable", "a", 5)).await), [None; 5]);
     proxy.black_hole(true);
@@ -357,13 +365,13 @@ async fn a_pulled_cable_is_an_outage_and_another_connection_follows() {
 async fn who_waited_for_a_connection_in_vain_does_not_try_it_once_more() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let options = RedisOptions::new(format!("redis://{}", silent.local_addr().unwrap()));
-    let redis = Redis::connect(options.connect_timeout(Duration::from_millis(500)).lazy(true)).await.unwrap();
+    let redis = Redis::connect(options.connect_timeout(Duration::from_secs(1)).lazy(true)).await.unwrap();
     let begun = Instant::now();
-    let batches = (0..6).map(|_| redis.publish(messages("x", "m", 2)));
+    let batches = (0..15).map(|_| redis.publish(messages("x", "m", 2)));
     for results in futures_util::future::join_all(batches).await {
         assert_eq!(kinds(&results), [OUTAGE; 2]);
     }
-    assert!(begun.elapsed() < Duration::from_millis(1500), "one after the other: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(8), "one after the other: {:?}", begun.elapsed());
 }
 
 #[tokio::test]

@@ -112,7 +112,7 @@ pub(crate) async fn write(outbox: &Outbox<MemoryStore>, numbers: std::ops::Range
 
 /// Waits until the table is like that.
 pub(crate) async fn until(store: &MemoryStore, what: &str, wanted: impl Fn(Counts) -> bool) {
-    for _ in 0..3_000 {
+    for _ in 0..9_000 {
         if wanted(store.counts().await.unwrap()) {
             return;
         }

@@ -165,17 +165,17 @@ async fn a_pause_that_is_asked_for_is_granted() {
 #[tokio::test]
 async fn who_is_too_slow_or_says_too_much_is_not_waited_for() {
     let receiver = Receiver::start();
-    let webhook = Webhook::new(local().time_limit(Duration::from_millis(700))).unwrap();
+    let webhook = Webhook::new(local().time_limit(Duration::from_secs(2))).unwrap();
     let begun = Instant::now();
     let results = webhook
         .publish(vec![
-            message(receiver.url("/slow/5")),
+            message(receiver.url("/slow/60")),
             message(receiver.url("/drop")),
             message(receiver.url("/big")),
             message(receiver.url("/slow/0")),
         ])
         .await;
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     assert_eq!(results.iter().map(kind).collect::<Vec<_>>(), [Some(Retryable), Some(Retryable), Some(Retryable), None]);
     let said = results[2].as_ref().unwrap_err().to_string();
     assert!(said.contains("500") && said.contains("no no no") && said.len() < 400, "{said}");

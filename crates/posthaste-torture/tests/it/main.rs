@@ -22,7 +22,7 @@ fn in_memory() -> ServerOptions {
 
 /// Looks until there is something to see.
 async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    const LIMIT: Duration = Duration::from_secs(20);
+    const LIMIT: Duration = Duration::from_secs(120);
     const PAUSE: Duration = Duration::from_millis(20);
     tokio::time::timeout(LIMIT, async {
         loop {

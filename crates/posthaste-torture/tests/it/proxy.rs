@@ -170,6 +170,7 @@ async fn bytes_vanish_in_a_black_hole() {
     let mut new = TcpStream::connect(proxy.addr()).await.unwrap();
     assert!(hangs(ask(&mut speaking, b"hello")).await);
     assert!(hangs(ask(&mut new, b"hello")).await);
+    eventually(|| (proxy.stats().bytes_swallowed >= 10).then_some(())).await;
     let stats = proxy.stats();
     assert_eq!((stats.open, stats.cut, stats.bytes_up, stats.bytes_swallowed), (3, 0, 10, 10));
 

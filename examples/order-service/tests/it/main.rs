@@ -49,7 +49,7 @@ fn says_until(url: &str, arguments: &[&str], wanted: impl Fn(&str) -> bool) -> S
         if wanted(&said) {
             return said;
         }
-        assert!(started_at.elapsed() < Duration::from_secs(30), "{arguments:?} still says {said}");
+        assert!(started_at.elapsed() < Duration::from_secs(90), "{arguments:?} still says {said}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::process::Command;
 
 use super::{assert_fine, bad, found, of};
-use crate::place::Place;
+use crate::place::{Place, free_port};
 use crate::relay::{jetstream, redis, unique, variable};
 
 #[test]
@@ -70,8 +70,7 @@ fn files_are_looked_at_and_not_made() {
 fn the_host_of_a_webhook_is_connected_to_and_nothing_is_sent() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = listener.local_addr().unwrap();
-    // Given back, so that nobody listens there.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = format!("127.0.0.1:{}", free_port());
     // What is behind TLS does not matter for whether it can be trusted.
     let tls = crate::relay::socket(&variable("POSTHASTE_TEST_RABBITMQ_TLS_URL"));
     let hook = |name: &str, to: &str, more: &str| {

@@ -12,8 +12,18 @@ use tokio::time::{sleep, timeout};
 use super::Database;
 use crate::support::{claim_of, event};
 
-/// Longer than a connection waits for the next transaction.
-const LATER: Duration = Duration::from_millis(500);
+/// Much longer than a connection waits for the next transaction.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until something holds.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let waiting = async {
+        while !holds() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("waited in vain until {what}"));
+}
 
 /// Writes an event in a transaction of its own, and tells which connection did it.
 async fn write_one(store: &MySqlStore, id: &str) -> u64 {
@@ -36,7 +46,7 @@ async fn a_connection_goes_to_the_next_transaction_without_its_pool() {
     let database = Database::new().await;
     let store = reusing(&database, 8).await;
     write_one(&store, "a").await;
-    sleep(LATER).await;
+    until("all are back", || store.pool().num_idle() == store.pool().size() as usize).await;
     let (size, idle) = (store.pool().size(), store.pool().num_idle());
     let last = write_one(&store, "b").await;
     // A server that cannot say in the insert itself whether a transaction is open has the commit ask; sqlx then has to end
@@ -44,8 +54,7 @@ async fn a_connection_goes_to_the_next_transaction_without_its_pool() {
     let kept = store.pool().num_idle() + 1 == idle;
     assert!(kept || !is_mariadb(&store).await, "it did not wait for the next one");
     assert_eq!(write_one(&store, "c").await, last);
-    sleep(LATER).await;
-    assert_eq!((store.pool().size(), store.pool().num_idle()), (size, idle), "it was not given back");
+    until("it is given back", || (store.pool().size(), store.pool().num_idle()) == (size, idle)).await;
     store.close().await;
 }
 
@@ -60,7 +69,7 @@ async fn a_pool_that_has_no_other_gets_it_back_at_once() {
     let store = reusing(&database, 1).await;
     for id in ["a", "b", "c"] {
         write_one(&store, id).await;
-        let asked = timeout(LATER, store.pool().acquire()).await.expect("the pool has nothing");
+        let asked = timeout(PATIENCE, store.pool().acquire()).await.expect("the pool has nothing");
         drop(asked.unwrap());
     }
     store.close().await;

@@ -63,7 +63,7 @@ async fn what_somebody_can_mend_says_how() {
 #[tokio::test]
 async fn a_server_that_cannot_be_reached_is_unavailable() {
     let database = Database::new().await;
-    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(1));
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(2));
     let store = database.store_with(pool).await;
     let held = store.pool().acquire().await.unwrap();
     let error = store.claim(&claim_of(1)).await.unwrap_err();

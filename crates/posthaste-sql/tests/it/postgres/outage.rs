@@ -30,7 +30,12 @@ impl Metrics for FailedPolls {
 }
 
 impl Relay {
+    /// The answer to a claim may get lost, and its rows then wait for the end of their lease, which is soon.
     async fn start(store: &PgStore) -> Self {
+        Self::with_lease(store, Duration::from_secs(2)).await
+    }
+
+    async fn with_lease(store: &PgStore, lease: Duration) -> Self {
         let (sender, delivered) = mpsc::channel(1);
         let listener = move |event: Delivery| {
             let sender = sender.clone();
@@ -38,9 +43,8 @@ impl Relay {
         };
         let failures = watch::Sender::new(0);
         let failed_polls = failures.subscribe();
-        // The answer to a claim may get lost, and its rows then wait for the end of their lease.
         let options = Options {
-            lease: Duration::from_secs(2),
+            lease,
             poll_interval: Duration::from_millis(50),
             retry_max: Duration::from_millis(200),
             ..Options::default()
@@ -138,7 +142,7 @@ async fn a_server_without_a_free_connection_is_waited_for() {
     let role = format!("posthaste_crowded_{}", std::process::id());
     let create = format!("DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN CONNECTION LIMIT 0");
     sql(&store, format!("{create}; GRANT ALL ON outbox_event TO {role}")).await;
-    let pool = PgPoolOptions::new().acquire_timeout(Duration::from_millis(100));
+    let pool = PgPoolOptions::new().acquire_timeout(Duration::from_millis(500));
     let crowded = PgStore::new(pool.connect_lazy_with(database.options().username(&role)));
     let error = crowded.claim(&claim_of(1)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
@@ -159,7 +163,8 @@ async fn a_table_that_is_being_altered_is_waited_for() {
     let database = Database::new().await;
     let store = database.store().await;
     write(&store, [event("before")]).await;
-    let mut relay = Relay::start(&store).await;
+    // No statement is waited for longer than for a lease.
+    let mut relay = Relay::with_lease(&store, Duration::from_secs(60)).await;
     assert_eq!(relay.next().await, "before");
 
     let mut tx = store.pool().begin().await.unwrap();

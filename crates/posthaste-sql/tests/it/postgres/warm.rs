@@ -9,7 +9,7 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::support::{Database, sql};
+use super::support::{Database, eventually, sql, within};
 use crate::support::{claim_of, event};
 
 /// Longer than a connection waits for the next transaction.
@@ -35,13 +35,12 @@ async fn a_connection_goes_to_the_next_transaction_without_its_pool() {
     let database = Database::new().await;
     let store = reusing(&database, 8).await;
     write_one(&store, "0").await;
-    sleep(LATER).await;
+    eventually("all are back", async || store.pool().num_idle() == store.pool().size() as usize).await;
     let (size, idle) = (store.pool().size(), store.pool().num_idle());
     let first = write_one(&store, "a").await;
     assert_eq!((store.pool().size(), store.pool().num_idle() + 1), (size, idle), "it did not wait for the next one");
     assert_eq!(write_one(&store, "b").await, first);
-    sleep(LATER).await;
-    assert_eq!((store.pool().size(), store.pool().num_idle()), (size, idle), "it was not given back");
+    eventually("it is given back", async || (store.pool().size(), store.pool().num_idle()) == (size, idle)).await;
     store.close().await;
 }
 
@@ -51,7 +50,7 @@ async fn a_pool_that_has_no_other_gets_it_back_at_once() {
     let store = reusing(&database, 1).await;
     for id in ["a", "b", "c"] {
         write_one(&store, id).await;
-        let asked = timeout(LATER, store.pool().acquire()).await.expect("the pool has nothing");
+        let asked = within("the pool has it", store.pool().acquire()).await;
         drop(asked.unwrap());
     }
     store.close().await;
@@ -72,7 +71,7 @@ async fn the_pool_sees_each_connection_now_and_then() {
             }
         }
     };
-    timeout(Duration::from_secs(20), others).await.expect("it has long been too old");
+    within("it is too old", others).await;
     store.close().await;
 }
 
@@ -91,9 +90,9 @@ async fn closing_does_not_wait_for_it_and_leaves_nothing() {
     let database = Database::new().await;
     let store = reusing(&database, 8).await;
     write_one(&store, "a").await;
-    timeout(LATER, store.close()).await.expect("it is waited for");
+    within("it is closed", store.close()).await;
     assert!(store.begin().await.is_err());
-    assert_eq!(database.backends("pid <> pg_backend_pid()").await, 0);
+    eventually("nothing is left", async || database.backends("pid <> pg_backend_pid()").await == 0).await;
 }
 
 #[test]

@@ -13,8 +13,12 @@ use super::ledger::Ledger;
 use super::site::{Database, PATIENCE, Site};
 use super::victim::{ABANDONED, DRAINED, RELEASED, Scenario};
 
-/// How long the end may take in a hurry.
-const SOON: Duration = Duration::from_secs(5);
+/// How long the end may take in a hurry. It gives the database half a second, a few times; without a hurry it has 30 s.
+const SOON: Duration = Duration::from_secs(15);
+
+/// How often something is tried in which the database has to take back in half a second what it is given back: on a busy machine it may
+/// need longer.
+const TRIES: u32 = 5;
 
 /// The first event is with its listener, the others are queued.
 async fn serve<D: Database>(scenario: Scenario) -> (Site<D>, Child) {
@@ -56,17 +60,25 @@ async fn once<D: Database>() {
 
 /// The second signal cuts it short: everything is given back, and delivered by others at once.
 async fn twice<D: Database>(scenario: Scenario) {
-    let (site, child) = serve::<D>(scenario).await;
-    terminate(&site, &child).await;
-    send(&child);
-    released(site, child).await;
+    for tries_left in (0..TRIES).rev() {
+        let (site, child) = serve::<D>(scenario).await;
+        terminate(&site, &child).await;
+        send(&child);
+        if released(site, child, tries_left).await {
+            return;
+        }
+    }
 }
 
 /// The deadline cuts it short.
 async fn once_and_too_slow<D: Database>() {
-    let (site, child) = serve::<D>(Scenario::ServeBriefly).await;
-    terminate(&site, &child).await;
-    released(site, child).await;
+    for tries_left in (0..TRIES).rev() {
+        let (site, child) = serve::<D>(Scenario::ServeBriefly).await;
+        terminate(&site, &child).await;
+        if released(site, child, tries_left).await {
+            return;
+        }
+    }
 }
 
 /// The second signal cuts it short although the database does not answer. Others have to wait for the leases.
@@ -83,11 +95,17 @@ async fn twice_without_an_answer<D: Database>() {
     delivered_again(&site).await;
 }
 
-async fn released<D: Database>(site: Site<D>, child: Child) {
-    assert_eq!(exit_status(child).await, RELEASED);
+/// Fails unless everything was given back. False if the database had no time for it, and it is to be tried again.
+async fn released<D: Database>(site: Site<D>, child: Child, tries_left: u32) -> bool {
+    let status = exit_status(child).await;
+    if status == ABANDONED && tries_left > 0 {
+        return false;
+    }
+    assert_eq!(status, RELEASED);
     assert_eq!(site.destination.received(), site.ids[..1]);
     assert_stand(&site, Status::New).await;
     delivered_again(&site).await;
+    true
 }
 
 async fn delivered_again<D: Database>(site: &Site<D>) {

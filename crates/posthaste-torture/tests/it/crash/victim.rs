@@ -110,7 +110,8 @@ impl Scenario {
         let poll_skip_recent = if self.comes_later() { Duration::ZERO } else { LEASE };
         let options = Options { lease: LEASE, poll_skip_recent, ..Options::default() };
         match self {
-            Self::Hang => Options { lease: Duration::from_millis(300), ..options },
+            // Half of it has to be left at the commit.
+            Self::Hang => Options { lease: Duration::from_secs(1), ..options },
             Self::Serve | Self::ServeOthers => Options { workers: 1, shutdown_deadline: PATIENCE, ..options },
             Self::ServeBriefly => Options { workers: 1, shutdown_deadline: Duration::from_millis(500), ..options },
             _ => options,
