@@ -73,10 +73,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use posthaste_core::EventId;
 use reqwest::{Client, Url};
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
 
@@ -89,7 +91,7 @@ use crate::tls;
 
 use address::PublicOnly;
 use endpoint::{Away, Endpoint, Endpoints, Vain};
-use request::{Answer, Request};
+use request::{Answer, Limit, Request};
 use signature::Secret;
 
 pub use options::WebhookOptions;
@@ -99,6 +101,10 @@ const SPELL: Duration = Duration::from_secs(30);
 
 /// How long what found no time waits.
 const BUSY: Duration = Duration::from_secs(1);
+
+/// How long a place of an endpoint is kept for the next request of the same batch. Whoever waits for one has to be woken up, which
+/// costs as much as a quick request. What takes longer is to leave places to others.
+const TURN: Duration = Duration::from_millis(100);
 
 /// How long requests on their way are waited for when it is closed.
 const FINISHING: Duration = Duration::from_secs(5);
@@ -310,9 +316,9 @@ impl Webhook {
     /// Sends at once what may overtake each other, and one after the other what may not.
     async fn in_lanes(&self, round: &Round<'_>, requests: Vec<Request>) -> Vec<(usize, Fate)> {
         let (mut lanes, mut by_key) = (Vec::<Vec<Request>>::new(), HashMap::new());
-        for request in requests {
-            let lane = match &request.key {
-                Some(key) => *by_key.entry(key.clone()).or_insert(lanes.len()),
+        for mut request in requests {
+            let lane = match request.key.take() {
+                Some(key) => *by_key.entry(key).or_insert(lanes.len()),
                 None => lanes.len(),
             };
             match lanes.get_mut(lane) {
@@ -320,48 +326,60 @@ impl Webhook {
                 None => lanes.push(vec![request]),
             }
         }
-        let lanes = lanes.into_iter().map(|lane| async move {
-            let mut fates = Vec::with_capacity(lane.len());
-            for request in lane {
-                fates.push((request.place, self.one(round, &request).await));
+        // No more of them than there are places: each goes from lane to lane.
+        let hands = lanes.len().min(self.inner.options.concurrency.max(1));
+        let lanes = Mutex::new(lanes.into_iter());
+        let hands: FuturesUnordered<_> = (0..hands).map(|_| self.hand(round, &lanes)).collect();
+        hands.concat().await
+    }
+
+    /// Sends lanes until there are none left, request by request.
+    async fn hand(&self, round: &Round<'_>, lanes: &Mutex<impl Iterator<Item = Vec<Request>>>) -> Vec<(usize, Fate)> {
+        let (mut fates, mut limit) = (Vec::new(), Limit::new(self.inner.options.time_limit));
+        let mut place: Option<Place<'_>> = None;
+        let next = || lock(lanes).next();
+        while let Some(lane) = next() {
+            for mut request in lane {
+                if place.as_ref().is_none_or(|place| place.taken_at.elapsed() >= TURN) {
+                    // First given back: others are before us now.
+                    drop(place.take());
+                    place = Place::of(round.endpoint, round.until).await;
+                }
+                let fate = match place {
+                    // A place that is free at once is given also to who comes too late.
+                    Some(_) if Instant::now() < round.until => self.one(round, &mut request, &mut limit).await,
+                    _ => round.put_off(&request, "the endpoint is slow, and others were first", BUSY),
+                };
+                fates.push((request.place, fate));
             }
-            fates
-        });
-        join_all(lanes).await.into_iter().flatten().collect()
+        }
+        fates
     }
 
     /// Sends one, and notes what became of it, unless nobody was there.
-    async fn one(&self, round: &Round<'_>, request: &Request) -> Fate {
+    async fn one(&self, round: &Round<'_>, request: &mut Request, limit: &mut Limit) -> Fate {
         let Inner { options, secrets, client, endpoints, .. } = &*self.inner;
-        let put_off = |reason: &str, pause| {
-            round.results.note(request.place, Err(PublishError::deferred(reason, pause).unasked()));
-            Fate::PutOff
-        };
-        let place = timeout_at(round.until, round.endpoint.places.acquire()).await;
-        // A place that is free at once is given also to who comes too late.
-        let Some(Ok(_place)) = place.ok().filter(|_| Instant::now() < round.until) else {
-            return put_off("the endpoint is slow, and others were first", BUSY);
-        };
         // One that found nobody is enough.
         if lock(&round.absence).is_some() {
             return Fate::Untried;
         }
         if endpoints.is_disabled(&request.url) {
-            return put_off(GONE, options.gone_pause);
+            return round.put_off(request, GONE, options.gone_pause);
         }
+        let answer = request.send(client, secrets, limit).await;
         let judged = |result| {
             round.results.note(request.place, result);
             Fate::Answered
         };
-        match request.send(client, secrets).await {
+        match answer {
             Answer::Judged(result) => {
-                round.endpoint.answered();
-                if result.is_ok() {
-                    round.endpoint.took(&request.id);
+                match result.is_ok() {
+                    true => round.endpoint.took(&request.id),
+                    false => round.endpoint.answered(),
                 }
                 judged(result)
             }
-            Answer::Silence(error) => round.in_vain(request, PublishError::retryable(error)),
+            Answer::Silence(error) => round.in_vain(request, error),
             Answer::Refused(error) => {
                 round.results.note(request.place, Err(error.unasked()));
                 Fate::PutOff
@@ -384,7 +402,48 @@ impl Webhook {
     }
 }
 
+/// A URL, and which group of a batch goes to its endpoint.
+struct Known {
+    text: String,
+    url: Url,
+    group: usize,
+}
+
+impl Known {
+    fn new(text: &str, url: Url, endpoints: &Endpoints, groups: &mut Vec<(Arc<Endpoint>, Vec<Request>)>) -> Self {
+        let endpoint = endpoints.of(&url);
+        let group = groups.iter().position(|(known, _)| Arc::ptr_eq(known, &endpoint)).unwrap_or_else(|| {
+            groups.push((endpoint, Vec::new()));
+            groups.len() - 1
+        });
+        Self { text: text.to_owned(), url, group }
+    }
+}
+
+/// A place among those who send to an endpoint at once.
+struct Place<'a> {
+    _permit: SemaphorePermit<'a>,
+    taken_at: Instant,
+}
+
+impl<'a> Place<'a> {
+    /// One of that endpoint, unless there is none until then.
+    async fn of(endpoint: &'a Endpoint, until: Instant) -> Option<Self> {
+        let permit = match endpoint.places.try_acquire() {
+            Ok(permit) => permit,
+            Err(_) => timeout_at(until, endpoint.places.acquire()).await.ok()?.ok()?,
+        };
+        Some(Self { _permit: permit, taken_at: Instant::now() })
+    }
+}
+
 impl Round<'_> {
+    /// Nobody was asked.
+    fn put_off(&self, request: &Request, reason: &str, pause: Duration) -> Fate {
+        self.results.note(request.place, Err(PublishError::deferred(reason, pause).unasked()));
+        Fate::PutOff
+    }
+
     /// Somebody was there, and had no answer for that event.
     fn in_vain(&self, request: &Request, error: PublishError) -> Fate {
         match self.endpoint.in_vain(&request.id) {
@@ -430,18 +489,26 @@ impl Publisher for Webhook {
             return;
         }
         let mut groups: Vec<(Arc<Endpoint>, Vec<Request>)> = Vec::new();
+        // Most of a batch goes to the same URL, which is looked at once.
+        let mut last: Option<Known> = None;
         for (place, message) in messages.into_iter().enumerate() {
-            match Request::new(place, message, options) {
-                Ok(request) => {
-                    let endpoint = endpoints.of(&request.url);
-                    match groups.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &endpoint)) {
-                        Some((_, requests)) => requests.push(request),
-                        None => groups.push((endpoint, vec![request])),
+            if last.as_ref().is_none_or(|known| known.text != message.to) {
+                let url = request::url(&message.to, options);
+                last = match url.map(|url| Known::new(&message.to, url, endpoints, &mut groups)) {
+                    Ok(known) => Some(known),
+                    Err(error) => {
+                        results.note(place, Err(error.unasked()));
+                        None
                     }
-                }
+                };
+            }
+            let Some(Known { url, group, .. }) = &last else { continue };
+            match Request::new(place, url.clone(), message, options) {
+                Ok(request) => groups[*group].1.push(request),
                 Err(error) => results.note(place, Err(error.unasked())),
             }
         }
+        groups.retain(|(_, requests)| !requests.is_empty());
         join_all(groups.into_iter().map(|(endpoint, requests)| self.to_endpoint(endpoint, requests, results))).await;
     }
 
@@ -498,7 +565,6 @@ fn client(options: &WebhookOptions) -> Result<Client, Box<dyn Error + Send + Syn
         .referer(false)
         .user_agent(concat!("posthaste/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(options.connect_timeout)
-        .timeout(options.time_limit)
         .pool_max_idle_per_host(options.concurrency.max(1));
     if !options.allow_private_addresses {
         client = client.dns_resolver(Arc::new(PublicOnly));

@@ -8,6 +8,7 @@ use std::time::Duration;
 use posthaste_core::store::{AdminStore, Counts, Filter, Page, Record};
 use posthaste_core::{Event, EventId, MemoryStore, Outbox};
 use posthaste_publishers::{Message, PublishError, PublishErrorKind};
+#[cfg(any(feature = "mqtt", feature = "redis"))]
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
@@ -89,17 +90,20 @@ pub(crate) fn run_for_bytes(
 }
 
 /// JSON in whose strings there may be any bytes: each of them is a character of its own here.
+#[cfg(any(feature = "mqtt", feature = "redis"))]
 pub(crate) fn json_of_bytes<T: DeserializeOwned>(printed: &[u8]) -> T {
     let text: String = printed.iter().copied().map(char::from).collect();
     serde_json::from_str(&text).unwrap()
 }
 
 /// The bytes of such a string.
+#[cfg(any(feature = "mqtt", feature = "redis"))]
 pub(crate) fn bytes_of(text: &str) -> Vec<u8> {
     text.chars().map(|c| u8::try_from(u32::from(c)).unwrap()).collect()
 }
 
 /// The text that such a string is.
+#[cfg(any(feature = "mqtt", feature = "redis"))]
 pub(crate) fn text_of(text: &str) -> String {
     String::from_utf8(bytes_of(text)).unwrap()
 }
