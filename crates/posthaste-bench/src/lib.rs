@@ -3,6 +3,13 @@
 //! Every figure is a median of rounds in which all contestants take turns, and what counts is their ratio. docs/performance.md
 //! says what each workload is.
 
+/// Prints a line. Whoever reads may have seen enough: that ends no run.
+macro_rules! say {
+    ($($line:tt)*) => {{
+        let _ = std::io::Write::write_fmt(&mut std::io::stdout(), format_args!("{}\n", format_args!($($line)*)));
+    }};
+}
+
 mod bench;
 mod broker;
 mod machine;

@@ -107,12 +107,12 @@ impl<'a> Peers<'a> {
             for round in 1..=bench.rounds.rounds {
                 match self.run(&contestant, arguments).await {
                     Ok(Said { p50_us: Some(half), p99_us: Some(most), .. }) => {
-                        println!("L100 {contestant}, round {round}: p50 {}, p99 {} µs", number(half), number(most));
+                        say!("L100 {contestant}, round {round}: p50 {}, p99 {} µs", number(half), number(most));
                         p50.push(half);
                         p99.push(most);
                     }
-                    Ok(_) => println!("  {contestant} gave no latencies"),
-                    Err(error) => println!("  {contestant} failed: {error:#}"),
+                    Ok(_) => say!("  {contestant} gave no latencies"),
+                    Err(error) => say!("  {contestant} failed: {error:#}"),
                 }
             }
             for (quantile, figures) in [("p50", p50), ("p99", p99)] {

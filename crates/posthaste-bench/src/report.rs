@@ -32,16 +32,26 @@ impl Report {
     /// The table at the end.
     pub(crate) fn print(&self) {
         let machine = &self.machine;
-        println!(
+        say!(
             "\n{} cores of {}, {} MB, load {:.1} before and {:.1} after",
-            machine.cores, machine.processor, machine.memory_mb, machine.load_before, machine.load_after
+            machine.cores,
+            machine.processor,
+            machine.memory_mb,
+            machine.load_before,
+            machine.load_after
         );
         for line in machine.databases.iter().chain(&machine.brokers).chain([&machine.settings]) {
-            println!("{line}");
+            say!("{line}");
         }
-        println!(
+        say!(
             "\n{:<9} {:<38} {:>10} {:>10} {:>7} {:>6} {:>7}",
-            "database", "workload", "outbox", "against", "ratio", "goal", "spread"
+            "database",
+            "workload",
+            "outbox",
+            "against",
+            "ratio",
+            "goal",
+            "spread"
         );
         for measurement in &self.measurements {
             let Measurement { database, workload, ours, ceiling, .. } = measurement;
@@ -50,7 +60,7 @@ impl Report {
                 .spread
                 .filter(|spread| spread.is_finite())
                 .map_or_else(|| "-".to_owned(), |spread| format!("{:.0} %", spread * 100.0));
-            println!(
+            say!(
                 "{database:<9} {workload:<38} {:>10} {:>10} {:>7} {goal:>6} {spread:>7}  {}",
                 number(*ours),
                 number(*ceiling),
@@ -58,7 +68,7 @@ impl Report {
                 mark(measurement)
             );
             for (peer, median) in &measurement.peers {
-                println!("{:<9}   {peer:<36} {:>10}", "", number(*median));
+                say!("{:<9}   {peer:<36} {:>10}", "", number(*median));
             }
         }
     }

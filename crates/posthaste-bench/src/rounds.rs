@@ -34,7 +34,7 @@ impl Rounds {
                 let figure = match measure(contestant).await {
                     // A peer that fails is told of, and is no reason to stop.
                     Err(error) if contestant.starts_with(crate::peer::PREFIX) => {
-                        println!("  {contestant} failed: {error:#}");
+                        say!("  {contestant} failed: {error:#}");
                         continue;
                     }
                     measured => measured?,
@@ -47,7 +47,7 @@ impl Rounds {
             let line = |name: &String| Some(format!("{name} {}", number(seen.get(name)?.last()?)));
             let line: Vec<String> = contestants.iter().filter_map(line).collect();
             let number = if counts { format!("round {}", round + 1 - self.warm_up) } else { "warm-up".to_owned() };
-            println!("{title}, {number}: {} {unit}", line.join(", "));
+            say!("{title}, {number}: {} {unit}", line.join(", "));
         }
         Ok(figures)
     }

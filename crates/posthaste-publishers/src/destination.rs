@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::RetryPolicy;
 use posthaste_core::listener::{
     AnyListener, BatchListener, Delivery, Failure, FailureKind, OfOneKey, Outcome, Verdict, batch,
 };
+use posthaste_core::{Event, RetryPolicy};
 use tokio::time::{Instant, timeout_at};
 
 use crate::breaker::{Breaker, BreakerState, Pass};
@@ -172,7 +173,7 @@ impl<P: Publisher> BatchListener for Sending<P> {
         let (mut verdicts, mut messages) = (Vec::with_capacity(events.len()), Vec::with_capacity(events.len()));
         let mut not_taken = NotTaken::default();
         for event in events {
-            let is_behind = in_order && not_taken.holds_up(event.aggregate_id());
+            let is_behind = in_order && not_taken.holds_up(aggregate(event));
             verdicts.push(match self.message(event) {
                 _ if is_behind => Some(later(Duration::ZERO)),
                 Ok(message) => {
@@ -180,7 +181,7 @@ impl<P: Publisher> BatchListener for Sending<P> {
                     None
                 }
                 Err(failure) => {
-                    not_taken.note(event.aggregate_id());
+                    not_taken.note(aggregate(event));
                     Some(Err(failure))
                 }
             });
@@ -300,18 +301,28 @@ impl<P: Publisher> Sending<P> {
     }
 }
 
-/// Aggregates of which an event was not taken, so that none behind it may be sent.
-#[derive(Default)]
-struct NotTaken(HashSet<String>);
+/// Keys of which an event was not taken, so that none behind it may be sent.
+struct NotTaken<K>(HashSet<K>);
 
-impl NotTaken {
-    fn note(&mut self, key: Option<&str>) {
-        self.0.extend(key.map(str::to_owned));
+impl<K> Default for NotTaken<K> {
+    fn default() -> Self {
+        Self(HashSet::new())
+    }
+}
+
+impl<K: Eq + Hash> NotTaken<K> {
+    fn note(&mut self, key: Option<K>) {
+        self.0.extend(key);
     }
 
-    fn holds_up(&self, key: Option<&str>) -> bool {
-        key.is_some_and(|key| self.0.contains(key))
+    fn holds_up(&self, key: Option<K>) -> bool {
+        key.is_some_and(|key| self.0.contains(&key))
     }
+}
+
+/// What events are in order of: ids of aggregates are unique within their type only.
+fn aggregate(event: &Event) -> Option<(&str, &str)> {
+    Some((event.aggregate_type(), event.aggregate_id()?))
 }
 
 fn later(pause: Duration) -> Verdict {
@@ -323,5 +334,22 @@ fn shows_life(result: &Result<(), PublishError>) -> bool {
     match result {
         Ok(()) => true,
         Err(error) => !error.is_unasked() && error.kind() != PublishErrorKind::Outage,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_aggregates_with_the_same_id_only_that_of_the_same_type_is_held_up() {
+        let event = |aggregate_type| Event::builder("E").aggregate(aggregate_type, 42).json_text("{}").build().unwrap();
+        let ([order, bill], without) = (["Order", "Bill"].map(event), Event::builder("E").json_text("{}").build());
+        let mut not_taken = NotTaken::default();
+        not_taken.note(aggregate(&order));
+        not_taken.note(aggregate(without.as_ref().unwrap()));
+        assert!(not_taken.holds_up(aggregate(&order)));
+        assert!(!not_taken.holds_up(aggregate(&bill)));
+        assert!(!not_taken.holds_up(aggregate(without.as_ref().unwrap())), "without an id there is no order");
     }
 }

@@ -14,7 +14,7 @@ pub struct Concern {
     pub is_mistake: bool,
 }
 
-#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "redis"))]
+#[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq", feature = "redis"))]
 impl Concern {
     pub(crate) fn mistake(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { what: what.into(), fix: fix.into(), is_mistake: true }

@@ -79,6 +79,7 @@ pub use options::{Compression, KafkaOptions, Mechanism, Sasl, Tls};
 
 use crate::breaker::Breaker;
 use crate::destination::Destination;
+use crate::durability::Concern;
 use crate::envelope::Binding;
 use crate::pauses::{Pauses, Round};
 use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher, Results, runs_of};
@@ -176,6 +177,37 @@ impl Kafka {
     pub fn topic(&self, template: &str) -> Destination<Self> {
         let limit = self.longest() + ANSWER + LATE;
         Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template).time_limit(limit)
+    }
+
+    /// Asks how many replicas the topic has. Nothing is made: brokers that make topics on demand are not asked for this one alone.
+    ///
+    /// How many of them must have a message before it is acknowledged (`min.insync.replicas`) is not asked.
+    ///
+    /// # Errors
+    /// When no broker answers.
+    pub async fn concerns(&self, topic: &str) -> Result<Vec<Concern>, PublishError> {
+        let (producer, patience) = (self.producer(Size::default()).map_err(no_producer)?, self.0.options.patience());
+        let asked = tokio::task::spawn_blocking(move || producer.client().fetch_metadata(None, patience));
+        let answer = asked.await.map_err(PublishError::outage)?.map_err(PublishError::outage)?;
+        let Some(found) = answer.topics().iter().find(|known| known.name() == topic) else {
+            return Ok(vec![Concern::choice(
+                format!(
+                    "there is no topic {topic:?} yet, or this user may not see it: unless the brokers make it, events wait"
+                ),
+                "make it: kafka-topics.sh --create",
+            )]);
+        };
+        let fewest = found.partitions().iter().map(|partition| partition.replicas().len()).min().unwrap_or(0);
+        if fewest > 1 {
+            return Ok(Vec::new());
+        }
+        Ok(vec![Concern::choice(
+            format!(
+                "the topic {topic:?} has no replica of some partition, and Kafka acknowledges before it is on disk: what was \
+                 acknowledged is lost with that broker, and some of it in a power cut"
+            ),
+            "give the topic 3 replicas, and set min.insync.replicas=2",
+        )])
     }
 
     /// The breaker of this connection.

@@ -155,11 +155,20 @@ impl Nats {
     /// # Errors
     /// When the server is away, or refuses to say.
     pub async fn concerns(&self, subject: &str) -> Result<Vec<Concern>, PublishError> {
-        let jetstream = &self.connection().await?.jetstream;
-        let Ok(stream) = jetstream.stream_by_subject(subject).await else {
-            let what = format!("no stream takes the subject {subject:?}");
-            return Ok(vec![Concern::mistake(what, "add a stream for it: nats stream add")]);
+        let connection = self.connection().await?;
+        let jetstream = &connection.jetstream;
+        let silent = |why: &dyn fmt::Display| {
+            PublishError::retryable(format!("JetStream does not say which stream takes the subject {subject:?}: {why}"))
         };
+        match connection.has_stream(&self.0.options, subject).await? {
+            Some(true) => {}
+            Some(false) => {
+                let what = format!("no stream takes the subject {subject:?}");
+                return Ok(vec![Concern::mistake(what, "add a stream for it: nats stream add")]);
+            }
+            None => return Err(silent(&"this user may not ask it (publish to $JS.API.STREAM.NAMES)")),
+        }
+        let stream = jetstream.stream_by_subject(subject).await.map_err(|error| silent(&error))?;
         let refused = |error| PublishError::retryable(format!("the stream {stream:?} does not say how it is: {error}"));
         let found = jetstream.get_stream(&stream).await.map_err(refused)?;
         let config = &found.cached_info().config;

@@ -107,6 +107,10 @@ impl fmt::Debug for Message {
 }
 
 /// The places of the messages of each key, in their order. Whatever has no key is alone.
+///
+/// The key is what the other end knows of: on Kafka it decides the partition. Two aggregates of different types that have the
+/// same id share it, so one waits for the other within a batch. That costs them a little time and no attempt, and what is in
+/// order for both together is so for each.
 #[cfg(any(feature = "kafka", feature = "nats"))]
 pub(crate) fn runs_of(messages: &[Message]) -> Vec<std::collections::VecDeque<usize>> {
     let (mut runs, mut by_key): (Vec<std::collections::VecDeque<usize>>, std::collections::HashMap<&str, usize>) =

@@ -72,7 +72,6 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::vec;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -92,7 +91,7 @@ use crate::tls;
 
 use address::PublicOnly;
 use endpoint::{Away, Endpoint, Endpoints, Vain};
-use request::{Answer, Request};
+use request::{Answer, Limit, Request};
 use signature::Secret;
 
 pub use options::WebhookOptions;
@@ -100,12 +99,12 @@ pub use options::WebhookOptions;
 /// How long a batch sends. What has not begun by then is put off.
 const SPELL: Duration = Duration::from_secs(30);
 
-/// How long whoever has a place sends one request after the other, while others wait for one. Each change of hands costs a wake-up, which is
-/// much beside a quick answer, and nothing beside a slow one.
-const TURN: Duration = Duration::from_millis(10);
-
 /// How long what found no time waits.
 const BUSY: Duration = Duration::from_secs(1);
+
+/// How long a place of an endpoint is kept for the next request of the same batch. Whoever waits for one has to be woken up, which
+/// costs as much as a quick request. What takes longer is to leave places to others.
+const TURN: Duration = Duration::from_millis(100);
 
 /// How long requests on their way are waited for when it is closed.
 const FINISHING: Duration = Duration::from_secs(5);
@@ -317,9 +316,9 @@ impl Webhook {
     /// Sends at once what may overtake each other, and one after the other what may not.
     async fn in_lanes(&self, round: &Round<'_>, requests: Vec<Request>) -> Vec<(usize, Fate)> {
         let (mut lanes, mut by_key) = (Vec::<Vec<Request>>::new(), HashMap::new());
-        for request in requests {
-            let lane = match &request.key {
-                Some(key) => *by_key.entry(key.clone()).or_insert(lanes.len()),
+        for mut request in requests {
+            let lane = match request.key.take() {
+                Some(key) => *by_key.entry(key).or_insert(lanes.len()),
                 None => lanes.len(),
             };
             match lanes.get_mut(lane) {
@@ -327,37 +326,38 @@ impl Webhook {
                 None => lanes.push(vec![request]),
             }
         }
-        let at_once = self.inner.options.concurrency.clamp(1, lanes.len().max(1));
+        // No more of them than there are places: each goes from lane to lane.
+        let hands = lanes.len().min(self.inner.options.concurrency.max(1));
         let lanes = Mutex::new(lanes.into_iter());
-        let senders: FuturesUnordered<_> = (0..at_once).map(|_| self.in_turn(round, &lanes)).collect();
-        senders.concat().await
+        let hands: FuturesUnordered<_> = (0..hands).map(|_| self.hand(round, &lanes)).collect();
+        hands.concat().await
     }
 
-    /// Sends lane after lane, until there is none left. Who has a place keeps it for a turn.
-    async fn in_turn(&self, round: &Round<'_>, lanes: &Mutex<vec::IntoIter<Vec<Request>>>) -> Vec<(usize, Fate)> {
-        let mut fates = Vec::new();
-        let mut turn: Option<(SemaphorePermit<'_>, Instant)> = None;
-        loop {
-            let Some(lane) = lock(lanes).next() else { return fates };
+    /// Sends lanes until there are none left, request by request.
+    async fn hand(&self, round: &Round<'_>, lanes: &Mutex<impl Iterator<Item = Vec<Request>>>) -> Vec<(usize, Fate)> {
+        let (mut fates, mut limit) = (Vec::new(), Limit::new(self.inner.options.time_limit));
+        let mut place: Option<Place<'_>> = None;
+        let next = || lock(lanes).next();
+        while let Some(lane) = next() {
             for mut request in lane {
-                if turn.as_ref().is_none_or(|(_, since)| since.elapsed() >= TURN) {
-                    // Whoever waits is first.
-                    drop(turn.take());
-                    let place = timeout_at(round.until, round.endpoint.places.acquire()).await;
-                    turn = place.ok().and_then(Result::ok).map(|place| (place, Instant::now()));
+                if place.as_ref().is_none_or(|place| place.taken_at.elapsed() >= TURN) {
+                    // First given back: others are before us now.
+                    drop(place.take());
+                    place = Place::of(round.endpoint, round.until).await;
                 }
-                // A place that is free at once is given also to who comes too late.
-                let fate = match &turn {
-                    Some(_) if Instant::now() < round.until => self.one(round, &mut request).await,
+                let fate = match place {
+                    // A place that is free at once is given also to who comes too late.
+                    Some(_) if Instant::now() < round.until => self.one(round, &mut request, &mut limit).await,
                     _ => round.put_off(&request, "the endpoint is slow, and others were first", BUSY),
                 };
                 fates.push((request.place, fate));
             }
         }
+        fates
     }
 
     /// Sends one, and notes what became of it, unless nobody was there.
-    async fn one(&self, round: &Round<'_>, request: &mut Request) -> Fate {
+    async fn one(&self, round: &Round<'_>, request: &mut Request, limit: &mut Limit) -> Fate {
         let Inner { options, secrets, client, endpoints, .. } = &*self.inner;
         // One that found nobody is enough.
         if lock(&round.absence).is_some() {
@@ -366,20 +366,20 @@ impl Webhook {
         if endpoints.is_disabled(&request.url) {
             return round.put_off(request, GONE, options.gone_pause);
         }
-        let place = request.place;
+        let answer = request.send(client, secrets, limit).await;
         let judged = |result| {
-            round.results.note(place, result);
+            round.results.note(request.place, result);
             Fate::Answered
         };
-        match request.send(client, secrets).await {
+        match answer {
             Answer::Judged(result) => {
-                round.endpoint.answered();
-                if result.is_ok() {
-                    round.endpoint.took(&request.id);
+                match result.is_ok() {
+                    true => round.endpoint.took(&request.id),
+                    false => round.endpoint.answered(),
                 }
                 judged(result)
             }
-            Answer::Silence(error) => round.in_vain(request, PublishError::retryable(error)),
+            Answer::Silence(error) => round.in_vain(request, error),
             Answer::Refused(error) => {
                 round.results.note(request.place, Err(error.unasked()));
                 Fate::PutOff
@@ -402,8 +402,43 @@ impl Webhook {
     }
 }
 
+/// A URL, and which group of a batch goes to its endpoint.
+struct Known {
+    text: String,
+    url: Url,
+    group: usize,
+}
+
+impl Known {
+    fn new(text: &str, url: Url, endpoints: &Endpoints, groups: &mut Vec<(Arc<Endpoint>, Vec<Request>)>) -> Self {
+        let endpoint = endpoints.of(&url);
+        let group = groups.iter().position(|(known, _)| Arc::ptr_eq(known, &endpoint)).unwrap_or_else(|| {
+            groups.push((endpoint, Vec::new()));
+            groups.len() - 1
+        });
+        Self { text: text.to_owned(), url, group }
+    }
+}
+
+/// A place among those who send to an endpoint at once.
+struct Place<'a> {
+    _permit: SemaphorePermit<'a>,
+    taken_at: Instant,
+}
+
+impl<'a> Place<'a> {
+    /// One of that endpoint, unless there is none until then.
+    async fn of(endpoint: &'a Endpoint, until: Instant) -> Option<Self> {
+        let permit = match endpoint.places.try_acquire() {
+            Ok(permit) => permit,
+            Err(_) => timeout_at(until, endpoint.places.acquire()).await.ok()?.ok()?,
+        };
+        Some(Self { _permit: permit, taken_at: Instant::now() })
+    }
+}
+
 impl Round<'_> {
-    /// It was not sent.
+    /// Nobody was asked.
     fn put_off(&self, request: &Request, reason: &str, pause: Duration) -> Fate {
         self.results.note(request.place, Err(PublishError::deferred(reason, pause).unasked()));
         Fate::PutOff
@@ -454,31 +489,26 @@ impl Publisher for Webhook {
             return;
         }
         let mut groups: Vec<(Arc<Endpoint>, Vec<Request>)> = Vec::new();
-        // Most go to the same URL as those before them.
-        let mut last: Option<(String, Url, Arc<Endpoint>)> = None;
-        for (place, mut message) in messages.into_iter().enumerate() {
-            let to = std::mem::take(&mut message.to);
-            if last.as_ref().is_none_or(|(same, ..)| *same != to) {
-                last = match request::url(&to, options) {
-                    Ok(url) => {
-                        let endpoint = endpoints.of(&url);
-                        Some((to, url, endpoint))
-                    }
+        // Most of a batch goes to the same URL, which is looked at once.
+        let mut last: Option<Known> = None;
+        for (place, message) in messages.into_iter().enumerate() {
+            if last.as_ref().is_none_or(|known| known.text != message.to) {
+                let url = request::url(&message.to, options);
+                last = match url.map(|url| Known::new(&message.to, url, endpoints, &mut groups)) {
+                    Ok(known) => Some(known),
                     Err(error) => {
                         results.note(place, Err(error.unasked()));
-                        continue;
+                        None
                     }
                 };
             }
-            let Some((_, url, endpoint)) = &last else { continue };
+            let Some(Known { url, group, .. }) = &last else { continue };
             match Request::new(place, url.clone(), message, options) {
-                Ok(request) => match groups.iter_mut().find(|(known, _)| Arc::ptr_eq(known, endpoint)) {
-                    Some((_, requests)) => requests.push(request),
-                    None => groups.push((Arc::clone(endpoint), vec![request])),
-                },
+                Ok(request) => groups[*group].1.push(request),
                 Err(error) => results.note(place, Err(error.unasked())),
             }
         }
+        groups.retain(|(_, requests)| !requests.is_empty());
         join_all(groups.into_iter().map(|(endpoint, requests)| self.to_endpoint(endpoint, requests, results))).await;
     }
 
@@ -535,7 +565,6 @@ fn client(options: &WebhookOptions) -> Result<Client, Box<dyn Error + Send + Syn
         .referer(false)
         .user_agent(concat!("posthaste/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(options.connect_timeout)
-        .timeout(options.time_limit)
         .pool_max_idle_per_host(options.concurrency.max(1));
     if !options.allow_private_addresses {
         client = client.dns_resolver(Arc::new(PublicOnly));

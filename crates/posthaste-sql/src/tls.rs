@@ -1,4 +1,5 @@
-//! Encrypted connections: what a URL says of them, and what to do when there are none to be had.
+//! Encrypted connections: what a URL says of them, and what to do when there are none to be had. And what else may be said behind
+//! the question mark of a URL.
 
 use posthaste_core::store::Error;
 use sqlx_core::Url;
@@ -16,6 +17,24 @@ struct Parameters {
     client: &'static [&'static str],
     /// What to say to be sure.
     advice: &'static str,
+    /// Those of the driver that are about something else.
+    others: &'static [&'static str],
+}
+
+impl Parameters {
+    fn of(scheme: Scheme) -> &'static Self {
+        match scheme {
+            Scheme::MySql => &MYSQL,
+            _ => &POSTGRES,
+        }
+    }
+
+    fn knows(&self, name: &str) -> bool {
+        let known = [self.mode, self.authority, self.client, self.others];
+        // A setting of the server, which is sent along: options[search_path]=shop.
+        let is_option = name.starts_with("options[") && name.ends_with(']') && self.others.contains(&"options");
+        is_option || known.iter().any(|known| known.contains(&name))
+    }
 }
 
 const POSTGRES: Parameters = Parameters {
@@ -23,6 +42,17 @@ const POSTGRES: Parameters = Parameters {
     authority: &["sslrootcert", "ssl-root-cert", "ssl-ca"],
     client: &["sslcert", "ssl-cert", "sslkey", "ssl-key"],
     advice: "sslmode=verify-full and sslrootcert=FILE",
+    others: &[
+        "application_name",
+        "dbname",
+        "host",
+        "hostaddr",
+        "options",
+        "password",
+        "port",
+        "statement-cache-capacity",
+        "user",
+    ],
 };
 
 const MYSQL: Parameters = Parameters {
@@ -30,19 +60,39 @@ const MYSQL: Parameters = Parameters {
     authority: &["ssl-ca", "sslca"],
     client: &["ssl-cert", "sslcert", "ssl-key", "sslkey"],
     advice: "ssl-mode=VERIFY_IDENTITY and ssl-ca=FILE",
+    others: &["charset", "collation", "socket", "statement-cache-capacity", "time-zone", "timezone"],
 };
+
+/// Refuses a URL with a parameter that the driver does not know. That of PostgreSQL writes such a parameter into the log with its value,
+/// which may be a secret; that of MySQL passes over it in silence.
+///
+/// # Errors
+/// [`Error::Config`], which names the parameter, and not what it is set to.
+pub(crate) fn check_names(url: &str, scheme: Scheme) -> Result<(), Error> {
+    // What is no URL is refused later, and SQLite's driver refuses what it does not know by itself.
+    let (Scheme::Postgres | Scheme::MySql, Ok(parsed)) = (scheme, Url::parse(url)) else { return Ok(()) };
+    let known = Parameters::of(scheme);
+    let Some((name, _)) = parsed.query_pairs().find(|(name, _)| !known.knows(name)) else { return Ok(()) };
+    // What looks like no name may be the rest of a password that has a question mark in it.
+    let is_name = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.[]".contains(c)) && name.len() <= 40;
+    let shown = if is_name { &*name } else { "…" };
+    let lower = name.to_ascii_lowercase();
+    let advice = if lower.contains("ssl") || lower.contains("tls") {
+        format!("say {}", known.advice)
+    } else {
+        format!("leave it out, or say one of those that are known: {}, and those of TLS", known.others.join(", "))
+    };
+    let reason = format!("its parameter {shown:?} is not known, and would be ignored; {advice}");
+    Err(Error::Config { field: "url", value: format!("{}:…", parsed.scheme()), reason })
+}
 
 /// Refuses a URL whose words about TLS sqlx would pass over in silence. `verifies` says whether the mode that it came to,
 /// which may be that of an environment variable, looks at certificates.
 ///
 /// # Errors
-/// [`Error::Config`] for a parameter that looks like one of TLS and is not known, for an authority that nothing would be
-/// checked against, and for a file that cannot be read.
+/// [`Error::Config`] for an authority that nothing would be checked against, and for a file that cannot be read.
 pub(crate) fn check(url: &str, scheme: Scheme, verifies: bool) -> Result<(), Error> {
-    let known = match scheme {
-        Scheme::MySql => &MYSQL,
-        _ => &POSTGRES,
-    };
+    let known = Parameters::of(scheme);
     // What is no URL was refused before.
     let Ok(parsed) = Url::parse(url) else { return Ok(()) };
     let refused = |reason| Err(Error::Config { field: "url", value: format!("{}:…", parsed.scheme()), reason });
@@ -65,10 +115,6 @@ pub(crate) fn check(url: &str, scheme: Scheme, verifies: bool) -> Result<(), Err
             return refused(format!(
                 "the file that {name} names{file} cannot be read: {error}; check the path, and that this process may read it"
             ));
-        }
-        let lower = name.to_ascii_lowercase();
-        if !is_file && !known.mode.contains(&name) && (lower.contains("ssl") || lower.contains("tls")) {
-            return refused(format!("its parameter {name:?} is not known, and would be ignored; say {}", known.advice));
         }
     }
     Ok(())
@@ -130,7 +176,7 @@ mod tests {
     use super::*;
 
     fn reason(url: &str, scheme: Scheme, verifies: bool) -> String {
-        check(url, scheme, verifies).unwrap_err().to_string()
+        check_names(url, scheme).and_then(|()| check(url, scheme, verifies)).unwrap_err().to_string()
     }
 
     #[test]
@@ -167,6 +213,32 @@ mod tests {
         assert!(key.contains("the file that sslkey names cannot be read: ") && !key.contains("c2VjcmV0"), "{key}");
         let unchecked = reason("mysql://h/d?ssl-ca=ca.pem&ssl-mode=REQUIRED", Scheme::MySql, false);
         assert!(unchecked.contains("no certificate is checked; say ssl-mode=VERIFY_IDENTITY"), "{unchecked}");
+    }
+
+    #[test]
+    fn parameters_that_the_driver_does_not_know_are_named_and_what_they_say_is_not() {
+        for (url, scheme, name) in [
+            ("postgres://h/d?apikey=hunter2", Scheme::Postgres, "\"apikey\""),
+            ("postgres://h/d?application_name=x&sslpassword=hunter2", Scheme::Postgres, "\"sslpassword\""),
+            ("postgres://h/d?options[search_path=hunter2", Scheme::Postgres, "\"options[search_path\""),
+            ("postgresql://h/d?connect_timeout=hunter2", Scheme::Postgres, "\"connect_timeout\""),
+            // Somebody has not encoded a password that begins with digits.
+            ("postgres://u:12?hunter2@h/d", Scheme::Postgres, "\"…\""),
+            ("mysql://h/d?password=hunter2", Scheme::MySql, "\"password\""),
+            ("mariadb://h/d?options[x]=hunter2", Scheme::MySql, "\"options[x]\""),
+        ] {
+            let error = check_names(url, scheme).unwrap_err().to_string();
+            assert!(error.contains(&format!("its parameter {name} is not known")), "{url}: {error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+        for (url, scheme) in [
+            ("postgres://h/d?host=/run/postgresql&user=u&password=p&dbname=d&port=1&hostaddr=::1", Scheme::Postgres),
+            ("postgres://h/d?options=-c%20x=y&options[search_path]=shop&statement-cache-capacity=0", Scheme::Postgres),
+            ("mysql://h/d?charset=utf8mb4&collation=x&socket=/run/x&timezone=UTC&time-zone=UTC", Scheme::MySql),
+            ("sqlite:shop.db?mode=ro", Scheme::Sqlite),
+        ] {
+            check_names(url, scheme).unwrap();
+        }
     }
 
     #[test]

@@ -79,9 +79,9 @@ impl fmt::Display for Scheme {
 /// ```
 ///
 /// # Errors
-/// [`Error::Config`] when there is no such part, when it is not known (the message lists those that are), or when the
-/// database is known but this build has no support for it. Messages never show the rest of the URL, which may hold a
-/// password.
+/// [`Error::Config`] when there is no such part, when it is not known (the message lists those that are), when the
+/// database is known but this build has no support for it, or when the URL of a server has a parameter that its driver does not
+/// know, and would pass over. Messages never show the rest of the URL, which may hold a password.
 pub fn detect(url: &str) -> Result<Scheme, Error> {
     let Some((given, _)) = url.split_once(':') else {
         return Err(refused("", format!("it has no scheme; a database URL begins with {}", known())));
@@ -90,6 +90,8 @@ pub fn detect(url: &str) -> Result<Scheme, Error> {
         return Err(refused(given, format!("the scheme is unknown; a database URL begins with {}", known())));
     };
     if scheme.is_compiled_in() {
+        #[cfg(any(feature = "mysql", feature = "postgres"))]
+        crate::tls::check_names(url, scheme)?;
         Ok(scheme)
     } else {
         let feature = scheme.feature();

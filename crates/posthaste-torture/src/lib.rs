@@ -4,6 +4,13 @@
 //! breaks what it can reach. All of them are processes of their own, and each writes down what it did. At the end everything is healed
 //! and drained, and a checker reads the [history].
 
+/// Prints a line. Whoever reads may have seen enough: that ends no run.
+macro_rules! say {
+    ($($line:tt)*) => {{
+        let _ = std::io::Write::write_fmt(&mut std::io::stdout(), format_args!("{}\n", format_args!($($line)*)));
+    }};
+}
+
 mod broker;
 pub mod check;
 mod config;

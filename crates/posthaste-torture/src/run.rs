@@ -55,10 +55,10 @@ pub(crate) async fn run(plan: Plan, program: &[OsString]) -> anyhow::Result<Exit
 pub(crate) fn verdict(history: &Path) -> anyhow::Result<ExitCode> {
     let entries = history::read(history).with_context(|| format!("reading {}", history.display()))?;
     let report = check::check(&entries);
-    println!("{}", report::text(&report, console::colors_enabled()));
+    say!("{}", report::text(&report, console::colors_enabled()));
     let page = history.with_extension("html");
     fs::write(&page, report::html(&report)).with_context(|| format!("writing {}", page.display()))?;
-    println!("history  {}\nreport   {}", history.display(), page.display());
+    say!("history  {}\nreport   {}", history.display(), page.display());
     Ok(ExitCode::from(report.exit_code()))
 }
 
@@ -96,14 +96,14 @@ fn output(plan: &Plan) -> anyhow::Result<PathBuf> {
 
 async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]) -> anyhow::Result<()> {
     let (database, destination) = (plan.database.name(), plan.destination.name());
-    println!("database {database}, destination {destination}, seed {}, {} s", plan.seed, plan.seconds);
+    say!("database {database}, destination {destination}, seed {}, {} s", plan.seed, plan.seconds);
     let ground = Ground::prepare(&plan).await?;
     let (faults, left_out) = choose(&plan, &ground);
     if let Some((fault, reason)) = left_out.first().filter(|_| !plan.faults.is_empty()) {
         bail!("{fault} cannot be had here: {reason}");
     }
     for (fault, reason) in &left_out {
-        println!("without {fault}: {reason}");
+        say!("without {fault}: {reason}");
     }
     let intention = Run {
         version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{IsTerminal, Read, Seek, SeekFrom};
+use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -43,10 +43,10 @@ impl View {
         );
         if std::io::stdout().is_terminal() {
             let line = console::truncate_str(&line, usize::from(console::Term::stdout().size().1), "…");
-            print!("\r\x1b[K{line}");
-            let _ = std::io::Write::flush(&mut std::io::stdout());
+            let mut out = std::io::stdout();
+            let _ = write!(out, "\r\x1b[K{line}").and_then(|()| out.flush());
         } else {
-            println!("{line}");
+            say!("{line}");
         }
     }
 
@@ -81,7 +81,7 @@ impl Drop for View {
     /// Leaves the line that was written again and again.
     fn drop(&mut self) {
         if std::io::stdout().is_terminal() {
-            println!();
+            say!("");
         }
     }
 }

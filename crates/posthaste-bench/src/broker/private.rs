@@ -40,7 +40,7 @@ impl Private {
         let script = script(name)?;
         // On a disk it would be SQLite that is measured, which this broker has write each request by itself.
         let arguments: &[&str] = if kind == Kind::Kafka { &["--memory"] } else { &[] };
-        println!("starting {name}");
+        say!("starting {name}");
         let mut keeper = Command::new("bash")
             .args(["-c", KEEPER, "bash"])
             .arg(script)

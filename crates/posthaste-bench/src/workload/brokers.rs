@@ -56,7 +56,7 @@ async fn measure<S: Subject, B: Broker>(
     broker: &B,
 ) -> anyhow::Result<String> {
     let description = broker.description();
-    println!("{description}");
+    say!("{description}");
     let filling = Filling { events: bench.sizes.published, ..Filling::default() };
     let title = format!("B {}, {}", kind.name(), subject.name());
     let contestants = ["bare client", "publisher", "drain alone", "outbox"].map(str::to_owned);
@@ -124,7 +124,7 @@ impl Spent {
     fn print(&self, title: &str) {
         for (contestant, parts) in &*self.by.borrow() {
             let [client, database, rest] = parts.each_ref().map(|part| number(part.median().unwrap_or(f64::NAN)));
-            println!(
+            say!(
                 "{title}, {contestant}: for an event {client} µs of processors here, {database} in the database, {rest} elsewhere"
             );
         }

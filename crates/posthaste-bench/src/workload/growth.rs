@@ -251,7 +251,7 @@ async fn age<S: Subject>(
 
 fn tell(database: &str, what: &str, unit: &str, point: &Point) {
     let Point { at, ours, by_hand, .. } = point;
-    println!("growth {database}, {at} {what}: by hand {}, outbox {} {unit}", number(*by_hand), number(*ours));
+    say!("growth {database}, {at} {what}: by hand {}, outbox {} {unit}", number(*by_hand), number(*ours));
 }
 
 /// Adds how much of the first ratio is left at the size where least is. Of a first ratio above 1, that much counts: how far ahead the

@@ -43,7 +43,7 @@ impl Latencies {
         let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
         nanos.iter().for_each(|nanos| histogram.saturating_record(*nanos));
         let [p50, p99, most] = [0.5, 0.99, 1.0].map(|share| histogram.value_at_quantile(share) as f64 / 1000.0);
-        println!("{title}: p50 {p50:.0}, p99 {p99:.0}, max {most:.0} µs");
+        say!("{title}: p50 {p50:.0}, p99 {p99:.0}, max {most:.0} µs");
         self.p50.push(p50);
         self.p99.push(p99);
         Ok(())

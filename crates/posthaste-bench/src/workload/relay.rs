@@ -169,7 +169,7 @@ async fn memory(bench: &mut Bench, subject: &Postgres, program: &Path) -> anyhow
     let drained = drained(subject, program, filling, How::default()).await?;
     let memory = drained.memory.context("the relay ended by itself")?;
     let rate = filling.events as f64 / drained.took.as_secs_f64();
-    println!("R memory: {memory:.1} MiB at most, {} events at {rate:.0} events/s", filling.events);
+    say!("R memory: {memory:.1} MiB at most, {} events at {rate:.0} events/s", filling.events);
     let what = format!("the most resident memory of a relay while it drains {} events", filling.events);
     let about = About { workload: "R memory", database: subject.name(), what: &what, against: "a bound", unit: "MiB" };
     bench.add(about.at_most(&[memory].into_iter().collect(), MOST_MEMORY));

@@ -231,3 +231,126 @@ impl Drop for PassingOn<'_> {
         self.to.note_some(noted.into_iter().enumerate().filter_map(|(place, result)| Some((place, result?))));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use posthaste::EventId;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Keeps order, notes what it was asked, takes the first of two messages, and never ends.
+    #[derive(Default)]
+    struct Probe {
+        asked: Mutex<Vec<(bool, tokio::time::Instant)>>,
+    }
+
+    impl Publisher for Probe {
+        const BINDING: Binding = Binding::Nats;
+        const MAX_BATCH: usize = 7;
+        const OF_ONE_KEY: OfOneKey = OfOneKey::Prefix;
+
+        fn name(&self) -> &str {
+            "probe"
+        }
+
+        async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+            messages.iter().map(|_| Ok(())).collect()
+        }
+
+        async fn publish_into(&self, _messages: Vec<Message>, results: &Results) {
+            self.asked.lock().unwrap().push((results.is_in_order(), results.until()));
+            results.note(0, Ok(()));
+            std::future::pending().await
+        }
+
+        fn check_address(&self, _to: &str) -> Result<(), PublishError> {
+            Err(PublishError::permanent("there is no such address"))
+        }
+
+        async fn check(&self) -> Result<(), PublishError> {
+            Ok(())
+        }
+
+        async fn close(&self) {}
+    }
+
+    /// One that says no more of itself than it has to.
+    struct Plain;
+
+    impl Publisher for Plain {
+        const BINDING: Binding = Binding::Fields;
+
+        fn name(&self) -> &str {
+            "plain"
+        }
+
+        async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+            messages.iter().map(|_| Ok(())).collect()
+        }
+
+        async fn check(&self) -> Result<(), PublishError> {
+            Ok(())
+        }
+
+        async fn close(&self) {}
+    }
+
+    fn meter() -> Arc<DestinationMeter> {
+        Arc::new(DestinationMeter {
+            #[cfg(feature = "otlp")]
+            of: ("nats", "orders".to_owned()),
+            acknowledged: Counter::noop(),
+            failed: Counter::noop(),
+            dead: Counter::noop(),
+            deferred: Counter::noop(),
+            duration: Histogram::noop(),
+        })
+    }
+
+    fn messages() -> Vec<Message> {
+        let message = |id: &str| Message {
+            id: EventId::from_row(id),
+            to: "orders".to_owned(),
+            key: Some("7".to_owned()),
+            content_type: "application/json".into(),
+            headers: Vec::new(),
+            body: "1".into(),
+        };
+        vec![message("1"), message("2")]
+    }
+
+    /// Whatever a publisher says of itself decides how events are handed to it, also where its answers are counted.
+    #[test]
+    fn a_publisher_is_what_it_was_when_it_is_counted() {
+        let constants = (Metered::<Probe>::BINDING, Metered::<Probe>::MAX_BATCH, Metered::<Probe>::OF_ONE_KEY);
+        let metered = Metered::new(Arc::new(Probe::default()), Some(meter()));
+        assert_eq!(constants, (Binding::Nats, 7, OfOneKey::Prefix));
+        assert_eq!(Metered::<Plain>::OF_ONE_KEY, OfOneKey::One);
+        assert_eq!(metered.name(), "probe");
+        assert!(metered.check_address("orders").is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn order_time_and_results_are_passed_on_whether_anybody_counts_or_not() {
+        for meter in [None, Some(meter())] {
+            let probe = Arc::new(Probe::default());
+            let metered = Metered::new(Arc::clone(&probe), meter);
+            let until = tokio::time::Instant::now() + Duration::from_secs(9);
+            for in_order in [false, true] {
+                let results = Results::new(2, until);
+                let results = if in_order { results.in_order() } else { results };
+                // It is cut off, and what was noted until then counts.
+                let cut = timeout(Duration::from_secs(1), metered.publish_into(messages(), &results)).await;
+                assert!(cut.is_err());
+                let noted: Vec<_> =
+                    results.into_noted().into_iter().map(|result| result.map(|it| it.is_ok())).collect();
+                assert_eq!(noted, [Some(true), None]);
+            }
+            assert_eq!(*probe.asked.lock().unwrap(), [(false, until), (true, until)]);
+        }
+    }
+}

@@ -16,6 +16,7 @@ mod keys;
 mod languages;
 mod operations;
 mod operator;
+mod order;
 mod packaging;
 mod pause;
 mod place;

@@ -30,6 +30,37 @@ fn texts(yaml: &Yaml) -> Vec<&str> {
     yaml.as_vec().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
 }
 
+/// Asks whoever knows the schema of the Compose specification.
+fn compose_check(file: &Path) -> std::process::Output {
+    let how = "run scripts/test, or eval \"$(scripts/languages)\" first";
+    let program = std::env::var("POSTHASTE_TEST_CHECK_JSONSCHEMA")
+        .unwrap_or_else(|_| panic!("POSTHASTE_TEST_CHECK_JSONSCHEMA is not set: {how}"));
+    Command::new(program).args(["--builtin-schema", "vendor.compose-spec"]).arg(file).output().unwrap()
+}
+
+#[test]
+fn the_compose_file_is_one_by_the_specification() {
+    let here = Place::new();
+    let text = read("packaging/compose/compose.yaml");
+    let check = |text: &str| {
+        here.write("compose.yaml", text);
+        compose_check(&here.path("compose.yaml"))
+    };
+    let checked = check(&text);
+    assert!(checked.status.success(), "{}{}", stdout(&checked), stderr(&checked));
+    // It is looked at what is in it.
+    for (right, wrong, words) in [
+        ("depends_on:", "depend_on:", "depend_on"),
+        ("    content: |", "    text: |", "'text' does not match"),
+        ("retries: 30", "retries: [30]", "retries"),
+        ("restart: on-failure", "restart: { on: failure }", "restart"),
+    ] {
+        assert!(text.contains(right), "{right}");
+        let checked = check(&text.replace(right, wrong));
+        assert!(!checked.status.success() && stdout(&checked).contains(words), "{wrong}: {}", stdout(&checked));
+    }
+}
+
 #[test]
 #[cfg_attr(not(feature = "kafka"), ignore = "needs a build with the feature kafka")]
 fn the_compose_file_has_settings_and_commands_that_the_command_accepts() {

@@ -158,7 +158,7 @@ impl Watch {
         }
         let awaited = Awaited::new(messages, first, sent, stored, turn.is_some());
         drop(turn);
-        let answers = self.acknowledged(&mut inbox, awaited).await;
+        let answers = self.acknowledged(connection, &mut inbox, awaited).await;
         // What is still on its way to one that was given up, nobody knows.
         if !self.lost && !self.silent && self.denied.is_empty() {
             connection.inboxes.give_back(inbox);
@@ -235,6 +235,7 @@ impl Watch {
     /// Waits for the acknowledgements of what was sent.
     async fn acknowledged<F: Fn(usize)>(
         &mut self,
+        connection: &Connection,
         inbox: &mut Inbox,
         mut awaited: Awaited<'_, F>,
     ) -> Vec<Result<bool, Trouble>> {
@@ -256,7 +257,7 @@ impl Watch {
                         answers.into_iter().for_each(|answer| awaited.answered(answer));
                         self.go_on();
                     }
-                    None => self.lost = true,
+                    None => self.is_gone(connection),
                 },
                 () = self.look() => {}
             }
@@ -276,15 +277,16 @@ struct Awaited<'a, F> {
     left: usize,
     /// Is told of each that is stored.
     stored: F,
-    /// How many from the first on were told of, where each is told of behind those before it only.
-    told: Option<usize>,
+    /// Which were told of, where each is told of behind those of its key only.
+    told: Option<Vec<bool>>,
 }
 
 impl<'a, F: Fn(usize)> Awaited<'a, F> {
     fn new(messages: &'a [&'a Message], first: u64, sent: Vec<Result<(), Trouble>>, stored: F, in_order: bool) -> Self {
         let results: Vec<_> = sent.into_iter().map(|sent| sent.err().map(Err)).collect();
         let left = results.iter().filter(|result| result.is_none()).count();
-        Self { messages, first, results, left, stored, told: in_order.then_some(0) }
+        let told = in_order.then(|| vec![false; messages.len()]);
+        Self { messages, first, results, left, stored, told }
     }
 
     fn answered(&mut self, Answer { number, message }: Answer) {
@@ -298,16 +300,24 @@ impl<'a, F: Fn(usize)> Awaited<'a, F> {
         let is_stored = answer.is_ok();
         self.results[place] = Some(answer);
         self.left -= 1;
-        match &mut self.told {
-            None if is_stored => (self.stored)(place),
-            None => {}
-            Some(told) => {
-                while let Some(Some(result)) = self.results.get(*told) {
-                    if result.is_ok() {
-                        (self.stored)(*told);
-                    }
-                    *told += 1;
-                }
+        if is_stored {
+            self.tell(place);
+        }
+    }
+
+    /// Tells of a message that is stored. In order that is when those of its key before it were told of, and those behind it that
+    /// had to wait follow; other keys wait for nothing.
+    fn tell(&mut self, place: usize) {
+        let Some(told) = &mut self.told else { return (self.stored)(place) };
+        let is_stored = |place: usize| matches!(self.results.get(place), Some(Some(Ok(_))));
+        let may_be_told = |told: &[bool], place| of_its_key_before(self.messages, place).is_none() || told[place - 1];
+        let mut place = place;
+        while is_stored(place) && may_be_told(told, place) {
+            told[place] = true;
+            (self.stored)(place);
+            place += 1;
+            if place == self.messages.len() || of_its_key_before(self.messages, place).is_none() {
+                break;
             }
         }
     }
@@ -376,7 +386,61 @@ fn header_value(name: &str, value: String) -> Result<HeaderValue, PublishError> 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use posthaste_core::EventId;
+
     use super::*;
+
+    fn of_key(key: &str) -> Message {
+        let (id, content_type) = (EventId::generate(), "text/plain".into());
+        Message { id, to: "s".into(), key: Some(key.into()), content_type, headers: Vec::new(), body: Bytes::new() }
+    }
+
+    fn answer(number: u64, payload: &'static str) -> Answer {
+        let message = async_nats::Message {
+            subject: Subject::from_static("inbox"),
+            reply: None,
+            payload: Bytes::from_static(payload.as_bytes()),
+            headers: None,
+            status: None,
+            description: None,
+            length: payload.len(),
+        };
+        Answer { number, message }
+    }
+
+    #[test]
+    fn in_order_a_message_is_told_of_behind_those_of_its_key_and_waits_for_no_other_key() {
+        let messages = ["a", "a", "a", "b", "b", "c"].map(of_key);
+        let messages: Vec<&Message> = messages.iter().collect();
+        let told = Mutex::new(Vec::new());
+        let stored = |place| told.lock().unwrap().push(place);
+        let sent = messages.iter().map(|_| Ok(())).collect();
+        let mut awaited = Awaited::new(&messages, 10, sent, stored, true);
+        let mut after = |number, payload| {
+            awaited.answered(answer(number, payload));
+            told.lock().unwrap().clone()
+        };
+        let stored = r#"{"stream": "s", "seq": 1}"#;
+        assert_eq!(after(13, stored), [3], "another key has no answer yet");
+        assert_eq!(after(12, stored), [3]);
+        assert_eq!(after(11, stored), [3], "the first of its key has no answer yet");
+        assert_eq!(after(15, stored), [3, 5]);
+        assert_eq!(after(10, stored), [3, 5, 0, 1, 2]);
+        assert_eq!(after(14, stored), [3, 5, 0, 1, 2, 4]);
+        assert_eq!(awaited.left, 0);
+
+        // Nothing is told of behind one that was refused.
+        let told = Mutex::new(Vec::new());
+        let sent = messages.iter().map(|_| Ok(())).collect();
+        let mut awaited = Awaited::new(&messages, 10, sent, |place| told.lock().unwrap().push(place), true);
+        awaited.answered(answer(10, r#"{"error": {"code": 400, "err_code": 10077, "description": "no"}}"#));
+        for number in 11..16 {
+            awaited.answered(answer(number, r#"{"stream": "s", "seq": 1}"#));
+        }
+        assert_eq!(told.into_inner().unwrap(), [3, 4, 5]);
+    }
 
     #[test]
     fn subjects_are_words_between_dots() {

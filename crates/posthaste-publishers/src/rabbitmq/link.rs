@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lapin::options::{ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig};
-use lapin::types::{FieldTable, ShortString};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Channel, Connection, ConnectionProperties};
 use tokio::sync;
@@ -222,16 +222,22 @@ impl Line {
 
     /// Whether a queue is durable; nothing if there is none.
     ///
-    /// The protocol has no question for it. A queue that is there is declared once more, as durable, which the broker refuses if
-    /// it is not; on channels of their own, which end with a refusal.
+    /// The protocol has no question for it. A queue that is there is declared once more, as durable, and with an argument that no queue
+    /// can have: so the broker refuses it in any case, and makes none even if the queue is deleted meanwhile. What it says that it
+    /// refuses it for is the answer: it compares what a queue is with what is declared before it looks at the values of arguments,
+    /// and whether it is durable first of all. On channels of their own, which end with a refusal.
     pub(super) async fn is_durable(&self, queue: &str) -> lapin::Result<Option<bool>> {
         let name = ShortString::from(queue);
-        for (passive, durable) in [(true, false), (false, true)] {
+        let mut impossible = FieldTable::default();
+        impossible.insert("x-expires".into(), AMQPValue::LongInt(0));
+        for (passive, arguments) in [(true, FieldTable::default()), (false, impossible)] {
             let channel = self.connection.create_channel().await?;
-            let options = QueueDeclareOptions { passive, durable, ..QueueDeclareOptions::default() };
-            match channel.queue_declare(name.clone(), options, FieldTable::default()).await {
+            let options = QueueDeclareOptions { passive, durable: !passive, ..QueueDeclareOptions::default() };
+            match channel.queue_declare(name.clone(), options, arguments).await {
                 Ok(_) => channel.close(200, "OK".into()).await?,
                 Err(error) if error.to_string().contains("NOT_FOUND") => return Ok(None),
+                // It was deleted meanwhile: now the argument is looked at.
+                Err(error) if error.to_string().contains("invalid arg") => return Ok(None),
                 Err(error) if error.to_string().contains("inequivalent arg 'durable'") => return Ok(Some(false)),
                 // Another argument is different, and the broker says which one first: this is not it.
                 Err(error) if error.to_string().contains("inequivalent arg") => return Ok(Some(true)),

@@ -81,9 +81,12 @@ impl Endpoint {
         health.in_vain.clear();
     }
 
-    /// It has taken that event, which is to blame for nothing.
+    /// It has answered, and taken that event, which is to blame for nothing.
     pub(super) fn took(&self, event: &EventId) {
-        lock(&self.health).blamed.retain(|(blamed, _)| blamed != event);
+        let mut health = lock(&self.health);
+        health.away_since = None;
+        health.in_vain.clear();
+        health.blamed.retain(|(blamed, _)| blamed != event);
     }
 
     /// It is away, in that way.

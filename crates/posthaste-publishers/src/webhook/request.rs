@@ -1,11 +1,14 @@
 //! One request, and what its answer means.
 
+use std::borrow::Cow;
+use std::pin::Pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use posthaste_core::EventId;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, Response, StatusCode, Url};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::address::{NotPublic, not_public, written_as_private};
 use super::options::WebhookOptions;
@@ -41,8 +44,12 @@ const OURS: [&str; 15] = [
     "webhook-timestamp",
 ];
 
-/// How many headers every request has.
-const OWN_HEADERS: usize = 8;
+/// How many of these there are in a request, and what the client adds by itself.
+const OTHERS: usize = 8;
+
+const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 
 /// What opens doors. An event that somebody else wrote must not bring keys along, nor replace those of the URL.
 const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
@@ -60,7 +67,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// The message is for that URL, to which something can be sent.
+    /// A request to the URL of the message.
     pub(super) fn new(
         place: usize,
         url: Url,
@@ -74,42 +81,47 @@ impl Request {
                 "an event whose id has a full stop in it cannot be signed as a webhook",
             ));
         }
-        let mut headers = HeaderMap::with_capacity(message.headers.len() + OWN_HEADERS);
-        for (name, value) in &message.headers {
-            let is_one_of = |names: &[&str]| names.iter().any(|other| other.eq_ignore_ascii_case(name));
+        let mut headers = HeaderMap::with_capacity(message.headers.len() + OTHERS);
+        for (name, value) in message.headers {
+            let is_one_of = |names: &[&str]| names.iter().any(|other| other.eq_ignore_ascii_case(&name));
             if !is_one_of(&OURS) && (options.allow_credentials || !is_one_of(&CREDENTIALS)) {
-                let (name, value) = header(name, value)?;
-                headers.append(name, value);
+                let value = header_value(&name, value)?;
+                headers.append(header_name(&name)?, value);
             }
         }
-        headers.insert(CONTENT_TYPE, header("content-type", &message.content_type)?.1);
-        headers.insert(HeaderName::from_static("webhook-id"), header("webhook-id", id.as_str())?.1);
+        headers.insert(CONTENT_TYPE, header_value("content-type", message.content_type.into_owned())?);
+        headers.insert(WEBHOOK_ID, header_value("webhook-id", id.as_str().to_owned())?);
         Ok(Self { place, url, key: message.key, id, headers, body: message.body })
     }
 
     /// Sends it, once. Each attempt has a time and a signature of its own.
-    pub(super) async fn send(&mut self, client: &Client, secrets: &[Secret]) -> Answer {
+    pub(super) async fn send(&mut self, client: &Client, secrets: &[Secret], limit: &mut Limit) -> Answer {
+        limit.begin();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut headers = std::mem::take(&mut self.headers);
-        headers.insert(HeaderName::from_static("webhook-timestamp"), HeaderValue::from(now));
+        headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(now));
         if !secrets.is_empty() {
             let signature =
                 HeaderValue::try_from(sign(secrets, self.id.as_str(), now, &self.body)).expect("it is base64");
-            headers.insert(HeaderName::from_static("webhook-signature"), signature);
+            headers.insert(WEBHOOK_SIGNATURE, signature);
         }
-        let sent = match client.post(self.url.clone()).body(self.body.clone()).build() {
-            Ok(mut request) => {
-                // Credentials of the URL.
-                for (name, value) in std::mem::take(request.headers_mut()) {
-                    name.and_then(|name| headers.try_entry(name).ok()).map(|entry| entry.or_insert(value));
+        let sending = async {
+            let mut request = client.post(self.url.clone()).body(self.body.clone()).build()?;
+            // What the client makes of a user in the URL.
+            for (name, value) in std::mem::replace(request.headers_mut(), headers) {
+                if let Some(name) = name {
+                    request.headers_mut().entry(name).or_insert(value);
                 }
-                *request.headers_mut() = headers;
-                client.execute(request).await
             }
-            Err(error) => Err(error),
+            client.execute(request).await
+        };
+        let sent = tokio::select! {
+            biased;
+            sent = sending => sent,
+            () = limit.over() => return Answer::Silence(limit.exceeded()),
         };
         match sent {
-            Ok(response) => judge(response).await,
+            Ok(response) => judge(response, limit).await,
             Err(error) => {
                 // A URL may have a token in it.
                 let error = error.without_url();
@@ -117,7 +129,7 @@ impl Request {
                     Some(refused) => Answer::Refused(private(refused)),
                     None if error.is_connect() => Answer::Away(error),
                     // It may be this event that it cannot bear.
-                    None => Answer::Silence(error),
+                    None => Answer::Silence(PublishError::retryable(error)),
                 }
             }
         }
@@ -130,7 +142,7 @@ pub(super) enum Answer {
     /// It takes nothing just now, says the other end, or somebody before it.
     Unavailable(PublishError),
     /// Somebody was there, and gave no answer.
-    Silence(reqwest::Error),
+    Silence(PublishError),
     /// Nothing may be sent there.
     Refused(PublishError),
     /// Nobody was there.
@@ -179,17 +191,68 @@ pub(super) fn private(refused: NotPublic) -> PublishError {
     PublishError::retryable(refused)
 }
 
-fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), PublishError> {
-    let wrong = || PublishError::permanent(format!("the header {name:?} of the event cannot be a header of HTTP"));
-    let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| wrong())?;
-    Ok((HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?, value))
+#[expect(clippy::ptr_arg, reason = "whether it lives for ever is what matters")]
+fn header_name(name: &Cow<'static, str>) -> Result<HeaderName, PublishError> {
+    let plain = |name: &str| {
+        !name.is_empty() && name.bytes().all(|sign| sign.is_ascii_lowercase() || sign.is_ascii_digit() || sign == b'-')
+    };
+    match name {
+        // Nearly all of them, which need no memory.
+        Cow::Borrowed(name) if plain(name) => Ok(HeaderName::from_static(name)),
+        name => HeaderName::from_bytes(name.as_bytes()).map_err(|_| no_header(name)),
+    }
 }
 
-async fn judge(mut response: Response) -> Answer {
+fn header_value(name: &str, value: String) -> Result<HeaderValue, PublishError> {
+    HeaderValue::try_from(value).map_err(|_| no_header(name))
+}
+
+fn no_header(name: &str) -> PublishError {
+    PublishError::permanent(format!("the header {name:?} of the event cannot be a header of HTTP"))
+}
+
+/// How long requests that are sent one after the other may take, each for itself.
+pub(super) struct Limit {
+    each: Duration,
+    /// One for all of them: to move its end costs much less than to make one.
+    sleep: Pin<Box<Sleep>>,
+}
+
+impl Limit {
+    pub(super) fn new(each: Duration) -> Self {
+        Self { each, sleep: Box::pin(sleep(each)) }
+    }
+
+    /// The time of the next one begins.
+    fn begin(&mut self) {
+        // One that is never over need not be moved.
+        if let Some(end) = Instant::now().checked_add(self.each) {
+            self.sleep.as_mut().reset(end);
+        }
+    }
+
+    /// Waits until its time is over.
+    async fn over(&mut self) {
+        self.sleep.as_mut().await;
+    }
+
+    fn exceeded(&self) -> PublishError {
+        PublishError::retryable(format!("the endpoint has not answered within {:?}", self.each))
+    }
+}
+
+async fn judge(mut response: Response, limit: &mut Limit) -> Answer {
     let status = response.status();
     let pause = response.headers().get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?));
     let mut body = Vec::new();
-    while let Ok(Some(piece)) = response.chunk().await {
+    loop {
+        // What was said in time counts.
+        let piece = tokio::select! {
+            biased;
+            piece = response.chunk() => piece,
+            () = limit.over() => break,
+        };
+        let Ok(Some(piece)) = piece else { break };
         body.extend_from_slice(&piece[..piece.len().min(READ - body.len())]);
         if body.len() >= READ {
             break;

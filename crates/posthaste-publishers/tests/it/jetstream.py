@@ -55,7 +55,8 @@ async def main(url, command, argument):
                 "seq": message["seq"],
                 "subject": message["subject"],
                 "headers": dict(header.split(": ", 1) for header in headers),
-                "body": base64.b64decode(message.get("data", "")).decode(),
+                "body": base64.b64decode(message.get("data", "")).decode(errors="replace"),
+                "base64": message.get("data", ""),
             }))
     await client.close()
 

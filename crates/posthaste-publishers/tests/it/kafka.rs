@@ -22,6 +22,8 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
 use tokio::time::Instant;
 
+use crate::formats::{self, CARRIER, Carrier};
+
 use broker::{Private, Seen, create_topic, new_topic, read, shared, unused_topic};
 use proxy::Proxy;
 
@@ -164,6 +166,24 @@ async fn every_event_is_read_back_with_key_headers_and_body() {
         }
     }
     outbox.shutdown().await;
+    kafka.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_format_is_read_back() {
+    let broker = shared();
+    let topic = new_topic(&broker, 1).await;
+    let kafka = connect(&broker).await;
+    let carrier = Carrier { keyed: true, debezium_has_type: false, ..CARRIER };
+    let seen = |message: Seen| {
+        let count = message.headers.len();
+        let mut headers: BTreeMap<_, _> = message.headers.into_iter().collect();
+        assert_eq!(headers.len(), count, "a header twice: {headers:?}");
+        let content_type = headers.remove("content-type");
+        formats::Seen { to: topic.clone(), key: message.key, content_type, headers, body: message.body }
+    };
+    let read = async |_| read(&broker, &topic).await.into_iter().map(seen).collect();
+    formats::are_read_back(carrier, &topic, || kafka.topic(&topic), read).await;
     kafka.close().await;
 }
 

@@ -6,6 +6,7 @@
 mod certificate;
 mod destination;
 mod envelope;
+mod formats;
 #[cfg(feature = "kafka")]
 mod kafka;
 #[cfg(feature = "mqtt")]

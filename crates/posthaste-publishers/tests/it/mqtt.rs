@@ -11,7 +11,10 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout_at;
 
-use crate::started::{Started, kinds, message, messages, rows, run, until, variable, write};
+use crate::formats::{self, CARRIER, Carrier, Seen, Trace};
+use crate::started::{
+    Started, json_of_bytes, kinds, message, messages, rows, run, run_for_bytes, text_of, until, variable, write,
+};
 
 const OUTAGE: Option<PublishErrorKind> = Some(PublishErrorKind::Outage);
 const RETRYABLE: Option<PublishErrorKind> = Some(PublishErrorKind::Retryable);
@@ -40,6 +43,12 @@ impl Reader {
 
     fn run(&self, more: &[&str]) -> String {
         run("mosquitto_sub", self.arguments.iter().map(String::as_str).chain(more.iter().copied()))
+    }
+
+    /// So many lines of that format, as the broker had kept the messages. There may be any bytes in them.
+    fn read_as(&self, format: &str, how_many: usize) -> Vec<u8> {
+        let arguments = self.arguments.iter().map(String::as_str);
+        run_for_bytes("mosquitto_sub", arguments.chain(["-C", &how_many.to_string(), "-W", "20", "-F", format]))
     }
 
     /// So many messages, as the broker had kept them.
@@ -95,6 +104,31 @@ async fn events_arrive_with_their_properties() {
     outbox.shutdown().await;
     mqtt.close().await;
     assert_eq!(kinds(&mqtt.publish(vec![message("arrive/x", "late", "1")]).await), [OUTAGE]);
+}
+
+#[tokio::test]
+async fn every_format_is_read_back() {
+    let reader = Reader::new(&url(), "formats/#", &[]);
+    let mqtt = connect(&url()).await;
+    let carrier = Carrier { prefix: "", trace: Trace::Attribute, ..CARRIER };
+    let read = async |how_many| {
+        let printed = reader.read_as("%x %j", how_many);
+        let seen = |line: &[u8]| {
+            // The body in hexadecimal digits, and everything as JSON, where the body may be cut off.
+            let space = line.iter().position(|byte| *byte == b' ').unwrap();
+            let digits = std::str::from_utf8(&line[..space]).unwrap();
+            let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+            let message: Value = json_of_bytes(&line[space + 1..]);
+            let (to, properties) = (message["topic"].as_str().unwrap().to_owned(), &message["properties"]);
+            let user = formats::headers(&properties["user-properties"]);
+            let headers = user.into_iter().map(|(name, value)| (text_of(&name), text_of(&value))).collect();
+            let content_type = properties["content-type"].as_str().map(str::to_owned);
+            let body = (0..digits.len()).step_by(2).map(byte).collect();
+            Seen { to, key: None, content_type, headers, body }
+        };
+        printed.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(seen).collect()
+    };
+    formats::are_read_back(carrier, "formats/OrderPlaced", || mqtt.topic("formats/{event_type}"), read).await;
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio::time::timeout_at;
 
 use crate::certificate::certificate;
+use crate::formats::{self, CARRIER, Carrier, Seen, from_base64};
 use crate::port::free_port;
 use crate::started::{Started, kinds, message, messages, rows, run, until, variable, write};
 
@@ -98,6 +99,21 @@ async fn events_arrive_with_headers_and_ids() {
     nats.close().await;
     let after = nats.publish(vec![message("arrive.x", "late", "")]).await;
     assert_eq!(kinds(&after), [OUTAGE]);
+}
+
+#[tokio::test]
+async fn every_format_is_read_back() {
+    add_stream(&url(), "formats", "");
+    let nats = connect(&url()).await;
+    let carrier = Carrier { prefix: "ce-", ascii: true, type_is_attribute: true, ..CARRIER };
+    let seen = |message: Value| {
+        let (to, body) = (message["subject"].as_str().unwrap().to_owned(), from_base64(&message["base64"]));
+        let mut headers = formats::headers(&message["headers"]);
+        assert!(headers.remove("Nats-Msg-Id").is_some_and(|id| id.ends_with("/formats.OrderPlaced")), "{message}");
+        Seen { to, key: None, content_type: headers.remove("content-type"), headers, body }
+    };
+    let read = async |_| read(&url(), "formats").into_iter().map(seen).collect();
+    formats::are_read_back(carrier, "formats.OrderPlaced", || nats.subject("formats.{event_type}"), read).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Lines of JSON, on standard output and in files, also where nothing more can be written.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
@@ -14,6 +15,8 @@ use posthaste_publishers::{
 };
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::formats::{self, CARRIER, Carrier, Seen, Trace, from_base64};
 
 fn message(id: &str, content_type: &'static str, body: &[u8]) -> Message {
     Message {
@@ -119,6 +122,33 @@ async fn events_of_an_outbox_become_lines_in_their_envelope() {
     let last = read(&path).lines().last().unwrap().to_owned();
     assert!(last.starts_with(r#"{"id":"order-3","key":"3","#) && last.ends_with(r#""body":{"id": 3}}"#), "{last}");
     synced.close().await;
+}
+
+#[tokio::test]
+async fn every_format_is_read_back() {
+    let (_directory, path) = place();
+    let file = Ndjson::file(&path).await.unwrap();
+    let carrier = Carrier { keyed: true, trace: Trace::BesideUnlessStructured, ..CARRIER };
+    let seen = |line: &str| {
+        let object: Value = serde_json::from_str(line).unwrap();
+        let text = |name: &str| object[name].as_str().map(str::to_owned);
+        let to = "lines".to_owned();
+        if object.get("specversion").is_some() {
+            // A structured event is the whole line, and its subject is the key.
+            let (key, content_type) = (text("subject"), "application/cloudevents+json; charset=utf-8".to_owned());
+            let body = line.as_bytes().to_vec();
+            return Seen { to, key, content_type: Some(content_type), headers: BTreeMap::new(), body };
+        }
+        let body = match object.get("body_base64") {
+            Some(base64) => from_base64(base64),
+            // As it is in the line, not as it would be written again.
+            None => line.split_once("\"body\":").unwrap().1.strip_suffix('}').unwrap().as_bytes().to_vec(),
+        };
+        let (key, content_type) = (text("key"), text("content_type"));
+        Seen { to, key, content_type, headers: formats::headers(&object["headers"]), body }
+    };
+    let lines = async |_| read(&path).lines().map(seen).collect();
+    formats::are_read_back(carrier, "lines", || file.lines(), lines).await;
 }
 
 #[tokio::test]

@@ -12,6 +12,8 @@ use posthaste_publishers::rabbitmq::{ExchangeKind, ExchangeOptions, QueueOptions
 use posthaste_publishers::{PublishErrorKind, Publisher};
 use serde_json::{Value, json};
 
+use crate::formats::{self, CARRIER, Carrier, Seen};
+
 use server::{all_done, ids, message, server, unique, write};
 
 #[tokio::test]
@@ -70,6 +72,22 @@ async fn every_property_arrives() {
         assert_eq!(server::body(message), body);
     }
     assert_eq!(taken[0]["message_id"], ids[0].as_str());
+    rabbit.close().await;
+}
+
+#[tokio::test]
+async fn every_format_is_read_back() {
+    let (server, name) = (server(), unique());
+    let options = RabbitOptions::new(&server.url).declare_queue(QueueOptions::new(&name));
+    let rabbit = Rabbit::connect(options).await.unwrap();
+    let carrier = Carrier { prefix: "cloudEvents:", ..CARRIER };
+    let seen = |message: Value| {
+        let (to, body) = (text(&message["routing_key"]).to_owned(), server::body(&message));
+        let content_type = message["content_type"].as_str().map(str::to_owned);
+        Seen { to, key: None, content_type, headers: formats::headers(&message["headers"]), body }
+    };
+    let read = async |_| server.take(&name).into_iter().map(seen).collect();
+    formats::are_read_back(carrier, &name, || rabbit.queue(&name), read).await;
     rabbit.close().await;
 }
 

@@ -7,7 +7,11 @@ use posthaste_publishers::redis::{Redis, RedisOptions};
 use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
 use posthaste_torture::proxy::Proxy;
 
-use crate::started::{Started, kinds, message, messages, rows, run, until, variable, write};
+use crate::formats::{self, CARRIER, Carrier, Seen};
+use crate::started::{
+    Started, bytes_of, json_of_bytes, kinds, message, messages, rows, run, run_for_bytes, text_of, until, variable,
+    write,
+};
 
 const OUTAGE: Option<PublishErrorKind> = Some(PublishErrorKind::Outage);
 const RETRYABLE: Option<PublishErrorKind> = Some(PublishErrorKind::Retryable);
@@ -88,6 +92,28 @@ async fn events_arrive_as_fields() {
     outbox.shutdown().await;
     redis.close().await;
     assert_eq!(kinds(&redis.publish(vec![message("arrive:x", "late", "")]).await), [OUTAGE]);
+}
+
+#[tokio::test]
+async fn every_format_is_read_back() {
+    let redis = connect(&without(&["formats:OrderPlaced"])).await;
+    // There is no binding for Redis: what is beside the body is fields, as on Kafka, and the id is always found by its name.
+    let carrier = Carrier { always_event_id: true, ..CARRIER };
+    let read = async |_| {
+        let printed = run_for_bytes("redis-cli", ["-u", &url(), "--json", "XRANGE", "formats:OrderPlaced", "-", "+"]);
+        let entries: Vec<(String, Vec<String>)> = json_of_bytes(&printed);
+        let seen = |(_, flat): (String, Vec<String>)| {
+            let field = |pair: &[String]| (text_of(&pair[0]), pair[1].clone());
+            let mut fields: BTreeMap<String, String> = flat.chunks(2).map(field).collect();
+            assert_eq!(fields.len() * 2, flat.len(), "a field twice: {fields:?}");
+            let body = bytes_of(&fields.remove("payload").unwrap());
+            let mut headers: BTreeMap<_, _> = fields.into_iter().map(|(name, value)| (name, text_of(&value))).collect();
+            let content_type = headers.remove("content-type");
+            Seen { to: "formats:OrderPlaced".to_owned(), key: None, content_type, headers, body }
+        };
+        entries.into_iter().map(seen).collect()
+    };
+    formats::are_read_back(carrier, "formats:OrderPlaced", || redis.stream("formats:{event_type}"), read).await;
 }
 
 #[tokio::test]

@@ -8,6 +8,8 @@ use std::time::Duration;
 use posthaste_core::store::{AdminStore, Counts, Filter, Page, Record};
 use posthaste_core::{Event, EventId, MemoryStore, Outbox};
 use posthaste_publishers::{Message, PublishError, PublishErrorKind};
+#[cfg(any(feature = "mqtt", feature = "redis"))]
+use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
 /// What a variable says that `scripts/brokers/NAME start` prints.
@@ -73,10 +75,37 @@ fn script(broker: &str) -> PathBuf {
 
 /// What a program prints, which has to end well.
 pub(crate) fn run(program: impl AsRef<OsStr>, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String {
+    String::from_utf8(run_for_bytes(program, arguments)).unwrap()
+}
+
+/// The same where not all that it prints is text.
+pub(crate) fn run_for_bytes(
+    program: impl AsRef<OsStr>,
+    arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> Vec<u8> {
     let mut command = Command::new(program);
     let Output { status, stdout, stderr } = command.args(arguments).output().unwrap();
     assert!(status.success(), "{command:?}: {status}\n{}", String::from_utf8_lossy(&stderr));
-    String::from_utf8(stdout).unwrap()
+    stdout
+}
+
+/// JSON in whose strings there may be any bytes: each of them is a character of its own here.
+#[cfg(any(feature = "mqtt", feature = "redis"))]
+pub(crate) fn json_of_bytes<T: DeserializeOwned>(printed: &[u8]) -> T {
+    let text: String = printed.iter().copied().map(char::from).collect();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// The bytes of such a string.
+#[cfg(any(feature = "mqtt", feature = "redis"))]
+pub(crate) fn bytes_of(text: &str) -> Vec<u8> {
+    text.chars().map(|c| u8::try_from(u32::from(c)).unwrap()).collect()
+}
+
+/// The text that such a string is.
+#[cfg(any(feature = "mqtt", feature = "redis"))]
+pub(crate) fn text_of(text: &str) -> String {
+    String::from_utf8(bytes_of(text)).unwrap()
 }
 
 /// A message with that id and body.

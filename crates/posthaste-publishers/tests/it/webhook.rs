@@ -14,6 +14,8 @@ use posthaste_publishers::{Message, PublishError, Publisher};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
 
+use crate::formats::{self, CARRIER, Carrier, Seen};
+
 use receiver::{Receiver, SECRET, all_done, body, message, write};
 
 const NEXT_SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
@@ -65,6 +67,27 @@ async fn a_request_is_complete_and_signed_with_every_secret() {
     assert_eq!(said["host"], format!("127.0.0.1:{}", receiver.port));
     assert_eq!(said["region"], "%C3%BC");
     assert!(said["user-agent"].as_str().unwrap().starts_with("posthaste/"));
+}
+
+#[tokio::test]
+async fn every_format_is_read_back() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let carrier = Carrier { prefix: "ce-", ascii: true, lower_case: true, ..CARRIER };
+    let seen = |request: Value| {
+        assert_eq!(request["genuine"], true);
+        let mut headers = formats::headers(&request["headers"]);
+        // What HTTP and the rules for webhooks have for themselves.
+        for name in ["accept", "content-length", "host", "user-agent"] {
+            headers.remove(name);
+        }
+        headers.retain(|name, _| !name.starts_with("webhook-"));
+        let (to, content_type) = (request["path"].as_str().unwrap().to_owned(), headers.remove("content-type"));
+        Seen { to, key: None, content_type, headers, body: body(&request) }
+    };
+    let url = receiver.url("/status/204/{event_type}");
+    let read = async |how_many| receiver.got(how_many).await.into_iter().map(seen).collect();
+    formats::are_read_back(carrier, "/status/204/OrderPlaced", || webhook.url(&url), read).await;
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ def read(address):
         "bootstrap.servers": address,
         "group.id": "reader",
         "enable.auto.commit": False,
-        # The broker needs some 5 ms for a message: what is asked for at once must come before the client gives up.
+        # The broker reads each message by itself: what is asked for at once must come before the client gives up.
         "fetch.max.bytes": 1_000_000,
         "fetch.message.max.bytes": 500_000,
         "socket.timeout.ms": 120_000,

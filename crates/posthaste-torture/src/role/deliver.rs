@@ -144,19 +144,19 @@ fn parcel(event: &Delivery) -> Parcel {
 }
 
 /// Notes that an answer did not come, for whatever reason: an error, or the time limit that drops the future.
-pub(super) struct Unanswered<'a> {
+struct Unanswered<'a> {
     recorder: &'a Recorder,
     ids: Vec<String>,
 }
 
 impl<'a> Unanswered<'a> {
-    pub(super) fn new(recorder: &'a Recorder, ids: Vec<String>) -> Self {
+    fn new(recorder: &'a Recorder, ids: Vec<String>) -> Self {
         Self { recorder, ids }
     }
 
-    /// The ids, now that there is an answer about each.
-    pub(super) fn answered(mut self) -> Vec<String> {
-        std::mem::take(&mut self.ids)
+    /// There is an answer about each.
+    fn answered(mut self) {
+        self.ids.clear();
     }
 }
 

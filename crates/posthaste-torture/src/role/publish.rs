@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use anyhow::bail;
 use posthaste_core::OutboxBuilder;
-use posthaste_core::listener::AnyListener;
+use posthaste_core::listener::{AnyListener, OfOneKey};
 use posthaste_publishers::rabbitmq::QueueOptions;
 use posthaste_publishers::{
-    Binding, Destination, Kafka, KafkaOptions, Message, Nats, NatsOptions, PublishError, PublishErrorKind, Publisher,
-    Rabbit, RabbitOptions,
+    Binding, Destination, Kafka, KafkaOptions, Message, Nats, NatsOptions, Places, PublishError, PublishErrorKind,
+    Publisher, Rabbit, RabbitOptions, Results,
 };
 use tokio::time::sleep;
 
-use super::deliver::Unanswered;
 use super::producer::AGGREGATE;
 use crate::config::{self, Config, Sabotage};
 use crate::database::Database;
@@ -96,57 +95,47 @@ struct Noting<P> {
     sabotage: Option<Sabotage>,
 }
 
-impl<P: Publisher> Noting<P> {
-    async fn noted(publisher: &P, recorder: &Recorder, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
-        let poison: Vec<bool> = messages.iter().map(is_poison).collect();
-        let ids = messages.iter().map(|message| message.id.to_string()).collect();
-        let unanswered = Unanswered::new(recorder, ids);
-        let results = publisher.publish(messages).await;
-        let mut lost = Vec::new();
-        let mut notes = Vec::new();
-        for ((id, poison), result) in unanswered.answered().into_iter().zip(poison).zip(&results) {
-            match result {
-                Ok(()) => notes.push(What::Taken { id }),
-                Err(error) if poison && error.kind() == PublishErrorKind::Retryable => notes.push(What::Refused { id }),
-                Err(error) if error.kind() == PublishErrorKind::Permanent => notes.push(What::Refused { id }),
-                // It may have been sent, and it may have arrived.
-                Err(_) => lost.push(id),
-            }
-        }
-        if !lost.is_empty() {
-            notes.push(What::AnswerLost { ids: lost });
-        }
-        // Before the outcome is: what is DONE was taken by then.
-        recorder.record_all(notes);
-        results
-    }
-}
-
 impl<P: Publisher> Publisher for Noting<P> {
     const BINDING: Binding = P::BINDING;
+    const PLACES: Places = P::PLACES;
     const MAX_BATCH: usize = P::MAX_BATCH;
+    // With order, several of a key are under way at once where the publisher keeps them in order, as in any other program.
+    const OF_ONE_KEY: OfOneKey = P::OF_ONE_KEY;
 
     fn name(&self) -> &str {
         self.publisher.name()
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
-        let taken: Vec<Result<(), PublishError>> = messages.iter().map(|_| Ok(())).collect();
+        self.publisher.publish(messages).await
+    }
+
+    async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
+        let taken = || messages.iter().map(|_| Ok(()));
         match self.sabotage {
             Some(Sabotage::MarkBeforePublish) => {
+                results.note_all(taken());
                 let (publisher, recorder) = (Arc::clone(&self.publisher), Arc::clone(&self.recorder));
+                let said = said_of(&messages, results);
                 tokio::spawn(async move {
                     sleep(Duration::from_millis(100)).await;
-                    Self::noted(&publisher, &recorder, messages).await
+                    Noted::new(&recorder, &messages, said, None).by(&*publisher, messages).await;
                 });
-                taken
             }
             Some(Sabotage::IgnoreAcknowledgement) => {
-                Self::noted(&self.publisher, &self.recorder, messages).await;
-                taken
+                results.note_all(taken());
+                let said = said_of(&messages, results);
+                Noted::new(&self.recorder, &messages, said, None).by(&*self.publisher, messages).await;
             }
-            _ => Self::noted(&self.publisher, &self.recorder, messages).await,
+            _ => {
+                let said = said_of(&messages, results);
+                Noted::new(&self.recorder, &messages, said, Some(results)).by(&*self.publisher, messages).await;
+            }
         }
+    }
+
+    fn check_address(&self, to: &str) -> Result<(), PublishError> {
+        self.publisher.check_address(to)
     }
 
     async fn check(&self) -> Result<(), PublishError> {
@@ -155,6 +144,59 @@ impl<P: Publisher> Publisher for Noting<P> {
 
     async fn close(&self) {
         self.publisher.close().await;
+    }
+}
+
+/// Where the publisher says what became of a batch.
+fn said_of(messages: &[Message], results: &Results) -> Results {
+    let said = Results::new(messages.len(), results.until());
+    if results.is_in_order() { said.in_order() } else { said }
+}
+
+/// Writes down what a publisher says of a batch and passes it on, also when the time of the batch is over and its future is dropped.
+struct Noted<'a> {
+    recorder: &'a Recorder,
+    /// The ids, and whether each is poison.
+    messages: Vec<(String, bool)>,
+    said: Option<Results>,
+    to: Option<&'a Results>,
+}
+
+impl<'a> Noted<'a> {
+    fn new(recorder: &'a Recorder, messages: &[Message], said: Results, to: Option<&'a Results>) -> Self {
+        let messages = messages.iter().map(|message| (message.id.to_string(), is_poison(message))).collect();
+        Self { recorder, messages, said: Some(said), to }
+    }
+
+    async fn by<P: Publisher>(self, publisher: &P, messages: Vec<Message>) {
+        let said = self.said.as_ref().expect("it is taken at the end");
+        publisher.publish_into(messages, said).await;
+    }
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        let said = self.said.take().map(Results::into_noted).unwrap_or_default();
+        let (mut notes, mut lost) = (Vec::new(), Vec::new());
+        for ((id, poison), result) in std::mem::take(&mut self.messages).into_iter().zip(&said) {
+            match result {
+                Some(Ok(())) => notes.push(What::Taken { id }),
+                Some(Err(error)) if poison && error.kind() == PublishErrorKind::Retryable => {
+                    notes.push(What::Refused { id });
+                }
+                Some(Err(error)) if error.kind() == PublishErrorKind::Permanent => notes.push(What::Refused { id }),
+                // It may have been sent, and it may have arrived.
+                _ => lost.push(id),
+            }
+        }
+        if !lost.is_empty() {
+            notes.push(What::AnswerLost { ids: lost });
+        }
+        // Before the outcome is: what is DONE was taken by then.
+        self.recorder.record_all(notes);
+        if let Some(to) = self.to {
+            to.note_some(said.into_iter().enumerate().filter_map(|(place, result)| Some((place, result?))));
+        }
     }
 }
 

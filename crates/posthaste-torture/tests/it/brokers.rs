@@ -33,6 +33,17 @@ mod nats {
     }
 
     #[tokio::test]
+    async fn an_honest_build_keeps_the_order() {
+        is_valid(&format!("--ordered --database postgres --destination nats --seed 13 {PACE} {FAULTS}")).await;
+    }
+
+    #[tokio::test]
+    async fn to_deliver_in_the_wrong_order_is_caught() {
+        let pace = "--workload contended --faults broker-slow --seconds 5 --seed 14 --rate 40";
+        is_caught(&["order"], &format!("--ordered --sabotage read-backwards --destination nats {pace}")).await;
+    }
+
+    #[tokio::test]
     async fn to_mark_before_publishing_is_caught() {
         let faults = "--faults relay-kill,producer-kill,broker-kill --seconds 5 --seed 4 --rate 40";
         is_caught(&["false done"], &format!("--sabotage mark-before-publish --destination nats {faults}")).await;

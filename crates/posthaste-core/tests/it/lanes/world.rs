@@ -40,7 +40,11 @@ pub(crate) enum Mistake {
     HandsOverUndrained,
     TrustsOldReads,
     KeepsTheEpoch,
+    TidiesEpochsUp,
 }
+
+/// Of faults that are not counted: as many as there may be, one after the other.
+pub(crate) const ANY_NUMBER: u8 = u8::MAX;
 
 /// How often what may go wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +52,8 @@ pub(crate) struct Faults {
     pub(crate) crashes: u8,
     /// Leases that run out under a relay that goes on as if they had not.
     pub(crate) expiries: u8,
+    /// Crashes and expiries on top of those, whichever comes, each at any step.
+    pub(crate) either: u8,
     pub(crate) handovers: u8,
     pub(crate) failures: u8,
 }
@@ -111,6 +117,10 @@ struct Lane {
     expired: bool,
 }
 
+impl Lane {
+    const NEW: Self = Self { owner: None, epoch: CURRENT, expired: false };
+}
+
 /// What a relay has of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Hand {
@@ -172,7 +182,8 @@ impl Relay {
 pub(crate) struct World {
     rows: [Row; EVENTS],
     lane: Lane,
-    parked: [bool; KEYS],
+    /// The event that a key is parked for.
+    parked: [Option<usize>; KEYS],
     relays: [Relay; RELAYS],
     /// Which events a listener has taken at least once, a bit for each.
     acknowledged: u8,
@@ -185,7 +196,7 @@ impl State for World {
     fn is_over(&self) -> bool {
         (0..EVENTS).all(|event| match self.rows[event].stage {
             Stage::Done => self.acknowledged & bit(event) != 0,
-            Stage::Dead => !self.parked[KEY_OF[event]],
+            Stage::Dead => self.parked[KEY_OF[event]].is_none(),
             _ => false,
         })
     }
@@ -227,8 +238,8 @@ impl World {
     pub(crate) fn new(faults: Faults) -> Self {
         Self {
             rows: [Row { stage: Stage::Unwritten, seq: 0 }; EVENTS],
-            lane: Lane { owner: None, epoch: CURRENT, expired: false },
-            parked: [false; KEYS],
+            lane: Lane::NEW,
+            parked: [None; KEYS],
             relays: [Relay::NEW; RELAYS],
             acknowledged: 0,
             left: faults,
@@ -323,16 +334,19 @@ impl World {
                 // It starts again at once; until then it is like one that does nothing. Its lease is nobody's.
                 self.forget_lane(relay);
                 self.faultless = false;
-                use_up(&mut self.left.crashes)
+                if self.lane.expired && rules.has(Mistake::TidiesEpochsUp) {
+                    self.lane = Lane::NEW;
+                }
+                use_up(&mut self.left.crashes) || use_up(&mut self.left.either)
             }
             Step::ReleaseHead { key } => {
-                let head = (0..EVENTS).find(|event| KEY_OF[*event] == key && self.rows[*event].stage == Stage::Dead);
+                let head = self.parked[key].take();
                 if let Some(head) = head {
                     self.rows[head].stage = Stage::Pending;
                 }
-                std::mem::replace(&mut self.parked[key], false)
+                head.is_some()
             }
-            Step::SkipHead { key } => std::mem::replace(&mut self.parked[key], false),
+            Step::SkipHead { key } => self.parked[key].take().is_some(),
         };
         possible.then_some(Ok(()))
     }
@@ -352,7 +366,7 @@ impl World {
         if let Some(relay) = hot_in {
             let older = (0..EVENTS).filter(of_key).any(|other| self.rows[other].is_pending());
             let looked = (!older || rules.has(Mistake::HotWithoutLooking))
-                && (!self.parked[key] || rules.has(Mistake::HotPastParkedKeys));
+                && (self.parked[key].is_none() || rules.has(Mistake::HotPastParkedKeys));
             let relay = &mut self.relays[relay];
             if relay.lease.is_none() || relay.gives_up || !looked {
                 return false;
@@ -400,10 +414,13 @@ impl World {
     /// The same state for all that differ in nothing that matters: which epoch it was that is over, which relay is which, and
     /// where among the others a row was that is done. So there are fewer of them.
     fn simplified(mut self, rules: &Rules) -> Self {
-        for relay in &mut self.relays {
-            relay.lease = relay.lease.map(|epoch| if epoch == self.lane.epoch { CURRENT } else { OLD });
+        // Where epochs begin again, one that is over may come back.
+        if !rules.has(Mistake::TidiesEpochsUp) {
+            for relay in &mut self.relays {
+                relay.lease = relay.lease.map(|epoch| if epoch == self.lane.epoch { CURRENT } else { OLD });
+            }
+            self.lane.epoch = CURRENT;
         }
-        self.lane.epoch = CURRENT;
         let done = bits(|event| self.rows[event].stage == Stage::Done);
         let ended = bits(|event| self.rows[event].is_committed());
         for relay in &mut self.relays {
@@ -439,7 +456,7 @@ impl World {
         if at_fault {
             self.faultless = false;
         }
-        !at_fault || use_up(&mut self.left.expiries)
+        !at_fault || use_up(&mut self.left.expiries) || use_up(&mut self.left.either)
     }
 
     fn forget_lane(&mut self, relay: usize) {
@@ -448,7 +465,7 @@ impl World {
 
     /// Looks at what is pending behind the cursor. Rows of a key that is parked are passed by, and read again when it is not.
     fn look(&mut self, relay: usize) -> bool {
-        let parked = self.parked;
+        let parked = self.parked.map(|head| head.is_some());
         let pending = bits(|event| self.rows[event].is_pending() && !parked[KEY_OF[event]]);
         let relay = &mut self.relays[relay];
         if relay.lease.is_none() || relay.gives_up || relay.seen.is_some() {
@@ -511,7 +528,7 @@ impl World {
             return None;
         }
         let passed = |other: &usize| {
-            let given_up = self.rows[*other].stage == Stage::Dead && !self.parked[KEY_OF[*other]];
+            let given_up = self.rows[*other].stage == Stage::Dead && self.parked[KEY_OF[*other]] != Some(*other);
             self.acknowledged & bit(*other) != 0 || given_up
         };
         if rules.serialised && !older.iter().all(passed) {
@@ -558,9 +575,11 @@ impl World {
         };
         if row.is_pending() {
             self.rows[event].stage = stage;
-            self.parked[key] |= stage == Stage::Dead && rules.policy == Policy::Park;
+            if stage == Stage::Dead && rules.policy == Policy::Park {
+                self.parked[key] = Some(event);
+            }
         }
-        let parked = self.parked[key];
+        let parked = self.parked[key].is_some();
         let relay = &mut self.relays[relay];
         relay.closed[key] |= parked;
         relay.hand[event] = if stage == Stage::Later { Hand::Queued } else { Hand::Nothing };
@@ -594,7 +613,9 @@ impl World {
 
 fn use_up(left: &mut u8) -> bool {
     let some = *left > 0;
-    *left = left.saturating_sub(1);
+    if *left != ANY_NUMBER {
+        *left = left.saturating_sub(1);
+    }
     some
 }
 
