@@ -598,6 +598,40 @@ pub async fn case_84_given_up_head<F: Fixture>(fixture: F) {
     assert_eq!((counts(&outbox.store).await.dead, outbox.store.closed_keys(ALL).await.unwrap().len()), (3, 2));
 }
 
+/// Of a key that is closed there is nothing to give up: the event that it is closed for is DEAD, and what is behind it has not failed.
+/// Where one of these had failed before, that one is given up, and the key stays closed.
+pub async fn case_84_given_up_when_closed<F: Fixture>(fixture: F) {
+    let outbox = Lanes::of(&fixture).await;
+    insert(&outbox.store, &[event("1", "7"), event("2", "7"), event("3", "8"), event("4", "8"), event("5", "8")]).await;
+    let mine = outbox.lease("a").await;
+    let written = by_number(outbox.pending("a", &mine).await);
+    let give_up =
+        async |order: &str, id: &str| outbox.store.give_up_head(&key_of(order), &EventId::from_row(id)).await.unwrap();
+    let closed = async || {
+        let closed = outbox.store.closed_keys(ALL).await.unwrap();
+        closed.iter().map(|closed| (closed.head_id.to_string(), closed.reopened)).collect::<HashSet<_>>()
+    };
+    let failed = settlement(&mine, &written[3], Action::Retry { delay: LEASE, error: "not yet".into() });
+    assert_eq!(outbox.settle("a", &[failed]).await, [Settled::Applied]);
+    let closing = |row| LaneSettlement { closes: true, ..settlement(&mine, row, dead()) };
+    assert_eq!(outbox.settle("a", &[closing(&written[0]), closing(&written[2])]).await, [Settled::Applied; 2]);
+    for (order, id) in [("7", "1"), ("7", "2"), ("8", "3"), ("8", "5")] {
+        assert!(!give_up(order, id).await, "{id} of {order}");
+    }
+    assert!(give_up("8", "4").await);
+    assert_eq!(closed().await, HashSet::from([("1".to_owned(), false), ("3".to_owned(), false)]));
+    assert_eq!(outbox.pending("a", &mine).await, []);
+    assert_eq!(outbox.lanes.reopened_keys("a", &mine, ALL).await.unwrap(), []);
+
+    assert!(outbox.store.release_key(&key_of("7")).await.unwrap());
+    assert!(outbox.store.release_key(&key_of("8")).await.unwrap());
+    for (order, row) in [("7", &written[0]), ("8", &written[2])] {
+        outbox.lanes.forget_keys("a", &[(lease_of(&mine, row.0), key_of(order))]).await.unwrap();
+    }
+    assert_eq!(ids(&by_number(outbox.pending("a", &mine).await)), ["1", "2", "3", "5"]);
+    assert_at(&outbox.store, &EventId::from_row("4"), Status::Dead, 1).await;
+}
+
 /// What a key is closed for is not purged before somebody has decided about it. Where it is gone all the same the key stays closed,
 /// whatever becomes of other rows.
 pub async fn case_84_purged_head<F: Fixture>(fixture: F) {

@@ -210,6 +210,7 @@ macro_rules! store_tests {
                 case_84_closed_keys,
                 case_84_redriven_head,
                 case_84_given_up_head,
+                case_84_given_up_when_closed,
                 case_84_purged_head,
                 case_95_settings,
             }
@@ -398,6 +399,7 @@ macro_rules! lane_tests {
             order {
                 case_87_block,
                 case_87_given_up,
+                case_87_given_up_when_parked,
                 case_87_skip,
                 case_87_park,
                 case_87_undecodable,
@@ -418,6 +420,7 @@ macro_rules! lane_tests {
         $crate::tests! { #[tokio::test(flavor = "multi_thread", worker_threads = 4)] $fixture, with_lanes as $crate::Lanes;
             order {
                 case_85_two_relays,
+                case_85_slow_listeners,
                 case_86_hot_key,
             }
         }

@@ -1,6 +1,7 @@
 //! Part G: order within an aggregate, by lanes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -172,6 +173,77 @@ pub async fn case_85_two_relays<F: Lanes>(fixture: F) {
     course.assert_each_once(ORDERS as usize * 5);
 }
 
+/// Listeners that take a while, in two relays with short leases: these are renewed under them, nobody is cut short, and no event
+/// comes twice.
+pub async fn case_85_slow_listeners<F: Lanes>(fixture: F) {
+    const ROUNDS: u32 = 5;
+    const EVENTS: usize = 200;
+    let lease = Duration::from_secs(1);
+    for round in 0..ROUNDS {
+        let course = Course::default();
+        let orders: Vec<_> = (0..20).map(|order| format!("{round}-{order}")).collect();
+        let events: Vec<_> =
+            (0..10).flat_map(|number| orders.iter().map(move |order| numbered(order, number))).collect();
+        assert_eq!(events.len(), EVENTS);
+        insert(&fixture.store(), &events).await;
+        let mut relays = Vec::new();
+        for _ in 0..2 {
+            let options = Options { workers: 10, lane_lease: lease, ..options() };
+            let course = course.clone();
+            let listener = move |event: Delivery| {
+                let course = course.clone();
+                async move {
+                    course.begins(&event);
+                    tokio::time::sleep(a_while(&event)).await;
+                    course.acknowledges(&event);
+                }
+            };
+            relays.push(ordered(fixture.node().await, options, |builder| builder.listen_all(listener)).await);
+        }
+        let held_up = longest_wait_until_done(&fixture.store(), u64::from(round + 1) * EVENTS as u64).await;
+        let mut lost = 0;
+        for (outbox, meter) in &relays {
+            outbox.shutdown().await;
+            lost += meter.tally().lease_lost;
+        }
+        // Whatever happens to leases.
+        course.assert_in_order();
+        // Only a machine that keeps everybody waiting may cost one: a third of it is between two renewals.
+        if lost == 0 || held_up < lease / 6 {
+            assert_eq!(lost, 0, "attempts were cut short, and nothing took longer than {held_up:?}");
+            course.assert_each_once(EVENTS);
+            return;
+        }
+    }
+    panic!("the machine is too busy: in none of {ROUNDS} rounds could leases be renewed in time");
+}
+
+/// From 50 to 300 ms, which is random as the id of an event is.
+fn a_while(event: &Event) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    event.id().as_str().hash(&mut hasher);
+    Duration::from_millis(50 + hasher.finish() % 250)
+}
+
+/// Waits until all are done, and says how long the machine and the store have kept it waiting for what takes no time.
+async fn longest_wait_until_done<S: AdminStore>(store: &S, done: u64) -> Duration {
+    const PAUSE: Duration = Duration::from_millis(10);
+    let mut longest = Duration::ZERO;
+    within("all are done", async {
+        loop {
+            let begun_at = tokio::time::Instant::now();
+            tokio::time::sleep(PAUSE).await;
+            let counted = counts(store).await.done;
+            longest = longest.max(begun_at.elapsed().saturating_sub(PAUSE));
+            if counted >= done {
+                break;
+            }
+        }
+    })
+    .await;
+    longest
+}
+
 /// One order with very many events is delivered in order, beside others which it does not hold up, and with few statements.
 pub async fn case_86_hot_key<F: Lanes>(fixture: F) {
     let count = u32::try_from(F::HOT).unwrap();
@@ -254,6 +326,37 @@ pub async fn case_87_given_up<F: Lanes>(fixture: F) {
     let head = state(&fixture.store(), events[0].id()).await;
     assert_eq!((head.status, head.attempts, head.last_error.as_deref()), (Status::Dead, 1, Some("not yet")));
     assert_eq!(fixture.store().closed_keys(10).await.unwrap(), []);
+    outbox.shutdown().await;
+}
+
+/// Of a key that is parked there is nothing to give up: it stays as it is, and nothing overtakes, until somebody decides about it.
+pub async fn case_87_given_up_when_parked<F: Lanes>(fixture: F) {
+    let (tap, mut inbox) = Tap::new();
+    let listener = failing(tap, "bad", 2);
+    let (outbox, meter) = ordered(fixture.node().await, options(), |builder| builder.listen_all(listener)).await;
+    let events: Vec<_> = (0..3).map(|number| numbered("bad", number)).collect();
+    write_each(&outbox, events.clone()).await;
+    meter.until("the first is dead", |tally| tally.dead == 1).await;
+    for event in &events {
+        assert!(!fixture.store().give_up_head(&key("bad"), event.id()).await.unwrap());
+    }
+    outbox.wake();
+    write_each(&outbox, [numbered("other", 0)]).await;
+    meter.until("others go on", |tally| tally.delivered == 1).await;
+    assert_eq!(told(&inbox.rest(), "bad"), [0, 0]);
+    let closed = fixture.store().closed_keys(10).await.unwrap();
+    assert_eq!(
+        closed.iter().map(|closed| (&closed.head_id, closed.reopened)).collect::<Vec<_>>(),
+        [(events[0].id(), false)]
+    );
+    let states = [Status::Dead, Status::New, Status::New];
+    for (event, status) in events.iter().zip(states) {
+        assert_eq!(state(&fixture.store(), event.id()).await.status, status);
+    }
+    assert!(fixture.store().skip_head(&key("bad")).await.unwrap());
+    outbox.wake();
+    meter.until("those behind it go on", |tally| tally.delivered == 3).await;
+    assert_eq!(told(&inbox.rest(), "bad"), [1, 2]);
     outbox.shutdown().await;
 }
 
