@@ -13,6 +13,7 @@
 mod fixture;
 
 // What the cases are made of.
+mod course;
 mod faulty;
 mod journal;
 mod meter;
@@ -42,9 +43,15 @@ pub mod admin;
 #[doc(hidden)]
 pub mod claim;
 #[doc(hidden)]
+pub mod closed_keys;
+#[doc(hidden)]
 pub mod foreign;
 #[doc(hidden)]
 pub mod insert;
+#[doc(hidden)]
+pub mod lane_read;
+#[doc(hidden)]
+pub mod lane_settle;
 #[doc(hidden)]
 pub mod lane_store;
 #[doc(hidden)]
@@ -75,6 +82,10 @@ pub mod clock;
 pub mod nodes;
 
 // Part G.
+#[doc(hidden)]
+pub mod failing_head;
+#[doc(hidden)]
+pub mod lane_relays;
 #[doc(hidden)]
 pub mod order;
 
@@ -199,19 +210,26 @@ macro_rules! store_tests {
                 case_81_one_owner,
                 case_81_given_back,
                 case_81_relays,
+                case_95_settings,
+            }
+            lane_read {
                 case_82_read_by_number,
                 case_82_reads_are_fenced,
                 case_82_leases_of_rows,
                 case_82_undecodable_row,
                 case_82_redriven_and_deleted,
+            }
+            lane_settle {
                 case_83_current_epoch,
                 case_83_epoch_of_before,
                 case_83_twice_in_a_batch,
+            }
+            closed_keys {
                 case_84_closed_keys,
                 case_84_redriven_head,
                 case_84_given_up_head,
+                case_84_given_up_when_closed,
                 case_84_purged_head,
-                case_95_settings,
             }
             admin {
                 case_34_counts,
@@ -316,7 +334,7 @@ macro_rules! store_tests {
             dispatch {
                 case_51_workers,
             }
-            lane_store {
+            lane_settle {
                 case_83_lease_meets_settlement,
             }
             nodes {
@@ -377,7 +395,7 @@ macro_rules! server_tests {
                 case_10_lost_deadlock_in_a_savepoint,
                 case_10_lost_deadlock_of_somebody_else,
             }
-            lane_store {
+            lane_read {
                 case_82_late_commit,
                 case_82_rolled_back,
             }
@@ -396,21 +414,26 @@ macro_rules! lane_tests {
     (#[$test:meta] $fixture:ty) => {
         $crate::tests! { #[$test] $fixture, with_lanes as $crate::Lanes;
             order {
-                case_87_block,
-                case_87_given_up,
-                case_87_skip,
-                case_87_park,
-                case_87_undecodable,
-                case_88_takeover,
-                case_89_rolling_start,
                 case_90_batches,
-                case_91_shutdown,
-                case_91_deadline,
                 case_92_delayed_head,
                 case_92_without_order,
                 case_93_open_writers,
                 case_93_in_a_backlog,
                 case_94_hot_by_reading,
+            }
+            failing_head {
+                case_87_block,
+                case_87_given_up,
+                case_87_given_up_when_parked,
+                case_87_skip,
+                case_87_park,
+                case_87_undecodable,
+            }
+            lane_relays {
+                case_88_takeover,
+                case_89_rolling_start,
+                case_91_shutdown,
+                case_91_deadline,
                 case_95_refused,
                 case_95_noticed,
             }
@@ -418,6 +441,7 @@ macro_rules! lane_tests {
         $crate::tests! { #[tokio::test(flavor = "multi_thread", worker_threads = 4)] $fixture, with_lanes as $crate::Lanes;
             order {
                 case_85_two_relays,
+                case_85_slow_listeners,
                 case_86_hot_key,
             }
         }
