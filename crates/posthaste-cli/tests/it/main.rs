@@ -4,6 +4,7 @@
 
 mod bench;
 mod brokers;
+mod clock;
 mod config;
 mod demo;
 mod doctor;
@@ -18,6 +19,7 @@ mod operations;
 mod operator;
 mod packaging;
 mod pause;
+mod pipes;
 mod place;
 mod receiver;
 mod relay;
@@ -25,6 +27,8 @@ mod routes;
 mod shell;
 #[cfg(feature = "otlp")]
 mod telemetry;
+mod terminal;
+mod untouched;
 
 use std::io::ErrorKind;
 use std::process::{Command, Output};
