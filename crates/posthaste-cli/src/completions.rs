@@ -25,6 +25,8 @@ pub(crate) fn run(args: &Args, mut command: clap::Command) -> Result<ExitCode, F
     // First into memory: whoever reads no further is no reason to panic.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, name, &mut script);
-    std::io::stdout().write_all(&script)?;
+    let mut out = std::io::stdout().lock();
+    out.write_all(&script)?;
+    out.flush()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,7 @@ use clap::Subcommand;
 use posthaste::Options;
 
 use crate::exit::{Failed, Status};
+use crate::output::{self, say, tell};
 use crate::relay::{Connected, Holds, mistakes, registry};
 use crate::settings::{Flags, Given, Origin, Table, Value, hidden};
 
@@ -45,7 +46,7 @@ async fn check(given: &Given) -> Result<ExitCode, Failed> {
         Ok(settings) => settings,
         Err(faults) => {
             for fault in faults.iter() {
-                eprintln!("error: {fault}");
+                tell(format_args!("error: {fault}"));
             }
             return Ok(Status::Settings.into());
         }
@@ -53,13 +54,13 @@ async fn check(given: &Given) -> Result<ExitCode, Failed> {
     let (mut connected, mut is_wrong) = (Vec::with_capacity(settings.destinations.len()), false);
     for destination in &settings.destinations {
         let made = Connected::new(destination, false).await.map_err(|failed| {
-            eprintln!("error: {}", crate::text(&failed.error));
+            tell(format_args!("error: {}", crate::text(&failed.error)));
             is_wrong = true;
         });
         connected.push(made.ok());
     }
     for fault in mistakes(&settings, &connected) {
-        eprintln!("error: {fault}");
+        tell(format_args!("error: {fault}"));
         is_wrong = true;
     }
     if is_wrong {
@@ -70,16 +71,19 @@ async fn check(given: &Given) -> Result<ExitCode, Failed> {
     let used: BTreeSet<usize> = settings.routes.iter().flat_map(|route| route.to.iter().copied()).collect();
     for (place, destination) in settings.destinations.iter().enumerate() {
         if !used.contains(&place) {
-            eprintln!("warning: {}: destination.{}: no route leads there", destination.origin, destination.name);
+            tell(format_args!(
+                "warning: {}: destination.{}: no route leads there",
+                destination.origin, destination.name
+            ));
         }
     }
     let from = given.file.as_ref().map_or("there is no file".to_owned(), |file| file.display().to_string());
     let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    println!(
+    say(format_args!(
         "{from}: nothing is wrong; {}, {}",
         counted(settings.destinations.len(), "destination"),
         counted(settings.routes.len(), "route")
-    );
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -168,9 +172,8 @@ fn print(given: &Given) -> Result<ExitCode, Failed> {
         lines.push((line + " }", routes.map_or(Origin::Default, |routes| routes.place(place).clone())));
     }
     let width = lines.iter().map(|(line, _)| line.chars().count()).filter(|width| *width <= 60).max().unwrap_or(0);
-    for (line, origin) in lines {
-        println!("{line:width$}  # {origin}");
-    }
+    let text: String = lines.iter().map(|(line, origin)| format!("{line:width$}  # {origin}\n")).collect();
+    output::print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -2,15 +2,18 @@
 
 use std::time::Duration;
 
-use posthaste::Event;
 use posthaste::store::{self, AdminStore, Lane, RelayStore};
+use posthaste::{Event, Timestamp};
 use posthaste::{MySqlStore, PgStore, Scheme, SqliteStore};
 use sqlx::sqlite::SqlitePoolOptions;
 
-use crate::settings;
+use crate::settings::{self, Missing};
 
 /// How long a server may take to let somebody in.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How many connections a command has to a file, as it is.
+const CONNECTIONS: u32 = 4;
 
 /// An open database.
 #[derive(Clone)]
@@ -34,8 +37,12 @@ macro_rules! with_store {
 pub(crate) use with_store;
 
 impl Database {
-    /// Connects. A server that takes the connection and says nothing is one that is away.
+    /// Connects. A server that takes the connection and says nothing is one that is away. A file that cannot be there is none: no
+    /// waiting helps.
     pub(crate) async fn open(settings: &settings::Database) -> Result<Self, store::Error> {
+        if let Some(missing @ Missing::Directory(_)) = settings.missing() {
+            return Err(lacking(missing, settings));
+        }
         match tokio::time::timeout(PATIENCE, Self::connect(settings)).await {
             Ok(connected) => connected,
             Err(_) => Err(store::Error::Unavailable(format!("no answer within {PATIENCE:?}").into())),
@@ -45,10 +52,7 @@ impl Database {
     async fn connect(settings: &settings::Database) -> Result<Self, store::Error> {
         let (url, table) = (&*settings.url, &*settings.table);
         Ok(match posthaste::detect(url)? {
-            Scheme::Sqlite => {
-                let store = SqliteStore::connect(url).await?.with_table(table)?;
-                Self::Sqlite(if settings.delete_done { store.deleting_done() } else { store })
-            }
+            Scheme::Sqlite => Self::of_sqlite(SqliteStore::connect(url).await?, settings)?,
             Scheme::MySql => {
                 let store = MySqlStore::connect(url).await?.with_table(table)?;
                 Self::MySql(if settings.delete_done { store.deleting_done() } else { store })
@@ -61,22 +65,35 @@ impl Database {
         })
     }
 
-    /// Connects to one that is there, and leaves it as it is: the file of SQLite keeps its journal.
+    fn of_sqlite(store: SqliteStore, settings: &settings::Database) -> Result<Self, store::Error> {
+        let store = store.with_table(&settings.table)?;
+        Ok(Self::Sqlite(if settings.delete_done { store.deleting_done() } else { store }))
+    }
+
+    /// Connects to one that is there, and leaves it as it is: the file of SQLite is not made, and keeps its journal.
     pub(crate) async fn open_as_it_is(settings: &settings::Database) -> Result<Self, store::Error> {
         let Some(options) = settings.file() else { return Self::open(settings).await };
+        if let Some(missing) = settings.missing() {
+            return Err(lacking(missing, settings));
+        }
         let options = options.create_if_missing(false);
-        let connected = SqlitePoolOptions::new().max_connections(1).connect_with(options).await;
+        let connected = SqlitePoolOptions::new().max_connections(CONNECTIONS).connect_with(options).await;
         let pool = connected.map_err(|error| store::Error::Unavailable(error.into()))?;
-        Ok(Self::Sqlite(SqliteStore::new(pool).with_table(&settings.table)?))
+        Self::of_sqlite(SqliteStore::new(pool), settings)
+    }
+
+    /// The same for whoever asks what a migration would do. Instead of a file that is not there yet he sees an empty one, in memory.
+    pub(crate) async fn open_as_it_is_or_empty(settings: &settings::Database) -> Result<Self, store::Error> {
+        match settings.missing() {
+            Some(Missing::File(_)) => Self::of_sqlite(SqliteStore::connect("sqlite::memory:").await?, settings),
+            _ => Self::open_as_it_is(settings).await,
+        }
     }
 
     /// Connects to one that is there already, with a table that is up to date. Whoever is no relay makes no new file by it, and
     /// changes no table, whatever the settings say of that: only a relay and `migrate` do.
     pub(crate) async fn open_existing(settings: &settings::Database) -> Result<Self, store::Error> {
-        if let Some(reason) = settings.missing_file() {
-            return Err(store::Error::Schema { table: settings.table.clone(), reason });
-        }
-        let database = Self::open(settings).await?;
+        let database = Self::open_as_it_is(settings).await?;
         database.check_version(settings).await?;
         Ok(database)
     }
@@ -145,7 +162,58 @@ impl Database {
         with_store!(self, store => store.pending_migration_sql().await)
     }
 
+    /// The moment, by the clock that events are due by.
+    pub(crate) async fn now(&self) -> Result<Timestamp, store::Error> {
+        let asked = match self {
+            // It has the clock of this machine.
+            Self::Sqlite(_) => return Ok(Timestamp::now()),
+            Self::Postgres(store) => sqlx::query_scalar(POSTGRES_CLOCK).fetch_one(store.pool()).await,
+            Self::MySql(store) => sqlx::query_scalar(MYSQL_CLOCK).fetch_one(store.pool()).await,
+        };
+        asked.map(Timestamp::from_micros).map_err(|error| store::Error::Unavailable(error.into()))
+    }
+
     pub(crate) async fn close(&self) {
         with_store!(self, store => store.close().await);
+    }
+}
+
+/// Asks a server for the moment, in microseconds since 1970.
+pub(crate) const POSTGRES_CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+pub(crate) const MYSQL_CLOCK: &str =
+    "SELECT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
+
+fn lacking(missing: Missing, settings: &settings::Database) -> store::Error {
+    match missing {
+        Missing::File(reason) => store::Error::Schema { table: settings.table.clone(), reason },
+        Missing::Directory(reason) => {
+            store::Error::Config { field: "database.url", value: settings::shown(&settings.url), reason }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// The clock goes on by itself while everybody waits, so this takes no time.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_says_nothing_is_given_up() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        for scheme in ["postgres", "mysql"] {
+            let url = format!("{scheme}://shop@{address}/shop");
+            let (asked_at, settings) = (Instant::now(), settings::Database { url, ..Default::default() });
+            let error = Database::open(&settings).await.err().expect("nobody answers");
+            assert!(matches!(error, store::Error::Unavailable(_)), "{error:?}");
+            assert!(crate::text_of(&error).contains("no answer within 20s"), "{error:?}");
+            assert_eq!(asked_at.elapsed().as_secs(), 20, "{scheme}");
+        }
+        // Both have been there.
+        for _ in 0..2 {
+            listener.accept().unwrap();
+        }
     }
 }

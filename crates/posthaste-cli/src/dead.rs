@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::database::Database;
 use crate::exit::{self, Failed};
-use crate::output::{Output, confirmed, cut};
+use crate::output::{Output, confirmed, cut, say, tell};
 use crate::rows::{self, Wanted};
 use crate::settings::{Flags, Given};
 
@@ -209,30 +209,30 @@ async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Resul
         for id in &choice.ids {
             match store.find(id).await? {
                 Some(record) if record.state.status != Status::Dead => {
-                    eprintln!("{id} is {} and not DEAD; it is left alone", record.state.status);
+                    tell(format_args!("{id} is {} and not DEAD; it is left alone", record.state.status));
                 }
                 Some(record) if !rows::fits(store, &filter, &record).await? => {
-                    eprintln!("{id} is not among those that were asked for; it is left alone");
+                    tell(format_args!("{id} is not among those that were asked for; it is left alone"));
                 }
                 Some(record) => {
                     count += 1;
                     fitting.push(record);
                 }
-                None => eprintln!("there is no event {id}"),
+                None => tell(format_args!("there is no event {id}")),
             }
         }
     }
     if count == 0 {
-        eprintln!("nothing to {}", change.verb());
+        tell(format_args!("nothing to {}", change.verb()));
         return Ok(exit::Status::No.into());
     }
     let plural = if count == 1 { "" } else { "s" };
-    eprintln!("{count} event{plural} to {}:", change.verb());
+    tell(format_args!("{count} event{plural} to {}:", change.verb()));
     for record in fitting.iter().take(PREVIEW) {
-        eprintln!("  {}", crate::output::plain(&rows::cells(record).join("  ")));
+        tell(format_args!("  {}", crate::output::plain(&rows::cells(record).join("  "))));
     }
     if count > PREVIEW {
-        eprintln!("  … and {} more", count - PREVIEW);
+        tell(format_args!("  … and {} more", count - PREVIEW));
     }
     if !confirmed(&format!("{} them?", change.verb()), choice.yes)? {
         return Ok(exit::Status::No.into());
@@ -240,7 +240,7 @@ async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Resul
     let ids = (!choice.ids.is_empty()).then_some(choice.ids);
     let chunk = usize::try_from(choice.chunk).unwrap_or(usize::MAX);
     let changed = in_chunks(store, Redrive { ids, filter, chunk }, change, count).await?;
-    println!("{changed} {}", change.done());
+    say(format_args!("{changed} {}", change.done()))?;
     Ok(ExitCode::SUCCESS)
 }
 

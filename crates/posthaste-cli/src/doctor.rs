@@ -77,8 +77,8 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
 
 async fn look_at_database(patient: &Patient<'_>, found: &mut Findings) {
     let settings = &patient.settings.database;
-    if let Some(reason) = settings.missing_file() {
-        return found.problem("connection", reason, "posthaste init, or database.url");
+    if let Some(missing) = settings.missing() {
+        return found.problem("connection", missing.reason(), "posthaste init, or database.url");
     }
     let database = match Database::open_as_it_is(settings).await {
         Ok(database) => database,
@@ -125,7 +125,8 @@ async fn look_closer(
         }
         Database::Sqlite(store) => sqlite::look(store, is_there, found).await?,
     }
-    if is_there && !found.has("privileges") {
+    // Whoever holds the table is not waited for here, either.
+    if is_there && !found.has("privileges") && !found.has("locks") {
         let in_order = order::look(database, patient.settings, found).await?;
         waiting::look(database, patient.settings, &in_order, found).await?;
     }

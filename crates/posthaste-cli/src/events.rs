@@ -3,7 +3,7 @@
 mod waiting;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::io::{Read, Write as _};
+use std::io::Read;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::database::{Database, with_store};
 use crate::exit::{self, Failed};
-use crate::output::{Form, Output, plain};
+use crate::output::{Form, Output, plain, print, say, tell};
 use crate::pause;
 use crate::rows::{self, Wanted};
 use crate::settings::{Flags, Given, Ways};
@@ -157,7 +157,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
 
 async fn show(database: &Database, given: &Given, id: &EventId, output: Output) -> Result<ExitCode, Failed> {
     let Some(record) = database.admin().find(id).await? else {
-        eprintln!("there is no event {id}");
+        tell(format_args!("there is no event {id}"));
         return Ok(exit::Status::No.into());
     };
     let reasons = waiting::reasons(database, &record).await?;
@@ -205,7 +205,7 @@ async fn write<S: Store>(store: S, given: Write) -> Result<ExitCode, Failed> {
     // Lets the relays hear of it.
     outbox.shutdown().await;
     if let Some(id) = written {
-        println!("{id}");
+        say(id)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -276,7 +276,7 @@ async fn tail(
                         // A document that never ends would be of no use.
                         Form::Json | Form::Ndjson => rows::document(&record, true).to_string(),
                     };
-                    writeln!(std::io::stdout(), "{line}")?;
+                    print(format_args!("{line}\n"))?;
                 }
             }
         }

@@ -9,6 +9,7 @@ use anyhow::Context;
 
 use crate::database::Database;
 use crate::exit::Failed;
+use crate::output::say;
 use crate::settings::{self, Flags, Given};
 
 /// Write a posthaste.toml to begin with, in which everything is explained.
@@ -54,13 +55,13 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         }
         Err(error) => return Err(anyhow::Error::new(error).context(format!("{shown} cannot be written")).into()),
     }
-    println!("wrote {shown}");
+    say(format_args!("wrote {shown}"))?;
     if let Some(settings) = database {
         let database = Database::open(&settings).await?;
         database.migrate().await?;
         database.close().await;
-        println!("{} in {} is up to date", settings.table, settings::shown(&settings.url));
+        say(format_args!("{} in {} is up to date", settings.table, settings::shown(&settings.url)))?;
     }
-    println!("next: posthaste config check, then posthaste relay");
+    say("next: posthaste config check, then posthaste relay")?;
     Ok(ExitCode::SUCCESS)
 }

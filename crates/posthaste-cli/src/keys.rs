@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::database::Database;
 use crate::exit::{self, Failed};
-use crate::output::{Output, confirmed, cut, plain};
+use crate::output::{Output, confirmed, cut, plain, say, tell};
 use crate::settings::{Flags, Given};
 
 /// List aggregates that are delivered in order and stand still, and let them go on.
@@ -84,7 +84,7 @@ pub(crate) fn name(key: &Key) -> String {
 async fn list(store: &dyn AdminStore, limit: usize, output: Output) -> Result<ExitCode, Failed> {
     let mut printed = output.rows(&["STATE", "KEY", "WAITING", "AGE", "HEAD", "RETRY", "REASON"]);
     match store.lane_holders().await? {
-        None => eprintln!("this table is not prepared for order, so nothing waits for anything"),
+        None => tell("this table is not prepared for order, so nothing waits for anything"),
         Some(holders) => {
             // One more, to know whether there are more.
             let stalled = store.stalled_keys(limit.saturating_add(1)).await?;
@@ -93,7 +93,7 @@ async fn list(store: &dyn AdminStore, limit: usize, output: Output) -> Result<Ex
                 printed.push(cells(key, holders.now), document(key, holders.now))?;
             }
             if more {
-                eprintln!("there are more than {limit}; --limit shows more of them");
+                tell(format_args!("there are more than {limit}; --limit shows more of them"));
             }
         }
     }
@@ -228,16 +228,16 @@ async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Resul
     }
     let fitting = fitting(store, &choice, change).await?;
     if fitting.is_empty() {
-        eprintln!("nothing to {verb}");
+        tell(format_args!("nothing to {verb}"));
         return Ok(exit::Status::No.into());
     }
     let plural = if fitting.len() == 1 { "" } else { "s" };
-    eprintln!("{} aggregate{plural} to {verb}, each with the event that it stands still for:", fitting.len());
+    tell(format_args!("{} aggregate{plural} to {verb}, each with the event that it stands still for:", fitting.len()));
     for one in fitting.iter().take(PREVIEW) {
-        eprintln!("  {}", plain(&one.shown(change)));
+        tell(format_args!("  {}", plain(&one.shown(change))));
     }
     if fitting.len() > PREVIEW {
-        eprintln!("  … and {} more", fitting.len() - PREVIEW);
+        tell(format_args!("  … and {} more", fitting.len() - PREVIEW));
     }
     if !confirmed(&format!("{verb} them?"), choice.yes)? {
         return Ok(exit::Status::No.into());
@@ -247,10 +247,10 @@ async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Resul
         if one.change(store, change).await? {
             changed += 1;
         } else {
-            eprintln!("{} has gone on meanwhile", plain(&name(one.key())));
+            tell(format_args!("{} has gone on meanwhile", plain(&name(one.key()))));
         }
     }
-    println!("{changed} {}", change.done());
+    say(format_args!("{changed} {}", change.done()))?;
     Ok(if changed > 0 { ExitCode::SUCCESS } else { exit::Status::No.into() })
 }
 
@@ -269,7 +269,7 @@ async fn fitting(store: &dyn AdminStore, choice: &Choice, change: Change) -> Res
         }
         if let Some(closed) = closed.iter().find(|closed| name(&closed.key) == *wanted) {
             if closed.reopened {
-                eprintln!("{wanted} was let go on already, and a relay is yet to hear of it");
+                tell(format_args!("{wanted} was let go on already, and a relay is yet to hear of it"));
             } else {
                 fitting.push(Fitting::Parked(closed.clone()));
             }
@@ -280,8 +280,8 @@ async fn fitting(store: &dyn AdminStore, choice: &Choice, change: Change) -> Res
         }
         match blocked.iter().flatten().find(|stalled| name(&stalled.key) == *wanted) {
             Some(stalled) if change == Change::Skip => fitting.push(Fitting::Blocked(stalled.clone())),
-            Some(_) => eprintln!("{wanted} is blocked, not parked: its event is tried again by itself"),
-            None => eprintln!("{wanted} does not stand still; posthaste keys lists what does"),
+            Some(_) => tell(format_args!("{wanted} is blocked, not parked: its event is tried again by itself")),
+            None => tell(format_args!("{wanted} does not stand still; posthaste keys lists what does")),
         }
     }
     Ok(fitting)

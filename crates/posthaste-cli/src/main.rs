@@ -20,7 +20,7 @@ mod rows;
 mod settings;
 mod stats;
 
-use std::io::{ErrorKind, IsTerminal};
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -100,7 +100,7 @@ async fn main() -> ExitCode {
         if error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe) {
             return ExitCode::SUCCESS;
         }
-        eprintln!("error: {}", text(&error));
+        output::tell(format_args!("error: {}", text(&error)));
         status.into()
     })
 }
@@ -133,9 +133,9 @@ fn text_of(error: &dyn std::error::Error) -> String {
 fn log_if_asked() {
     if let Ok(filter) = EnvFilter::try_from_default_env() {
         tracing_subscriber::fmt()
+            .log_internal_errors(false)
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
-            .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
             .init();
     }
 }

@@ -8,6 +8,7 @@ use posthaste::{MySqlStore, PgStore, TableName};
 
 use crate::database::Database;
 use crate::exit::{Failed, Status};
+use crate::output::{print, say};
 use crate::settings::{Flags, Given};
 
 /// Create the table of the outbox, or bring it up to date.
@@ -39,7 +40,7 @@ enum Command {
         #[arg(long)]
         lanes: bool,
     },
-    /// Say whether something is left to do.
+    /// Say whether something is left to do. Nothing is changed, and no file is made.
     ///
     /// Exit status: 0 if the table is up to date, 1 if it is not.
     Status,
@@ -58,39 +59,48 @@ enum Command {
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
     let shown = crate::settings::shown(&settings.url);
-    let database = Database::open(&settings).await?;
+    let database = match args.command {
+        Command::Up { .. } => Database::open(&settings).await?,
+        // Whoever only asks makes no file, and changes none.
+        Command::Status | Command::Sql { .. } => Database::open_as_it_is_or_empty(&settings).await?,
+    };
     let pending = database.pending_migration_sql().await?;
     let ended = match args.command {
         Command::Up { wake_trigger, write_function, lanes } => {
             let besides = Besides::of(&database, wake_trigger, write_function, &shown)?;
             database.migrate().await?;
             match pending.is_empty() {
-                true => println!("{} in {shown} was up to date", settings.table),
-                false => println!("{} in {shown} is up to date now", settings.table),
+                true => say(format_args!("{} in {shown} was up to date", settings.table))?,
+                false => say(format_args!("{} in {shown} is up to date now", settings.table))?,
             }
             besides.create(&TableName::parse(&settings.table)?).await?;
             if lanes {
                 database.prepare_lanes().await?;
-                println!("events can be delivered in order");
+                say("events can be delivered in order")?;
             }
             ExitCode::SUCCESS
         }
         Command::Status if pending.is_empty() => {
-            println!("{} in {shown} is up to date", settings.table);
+            say(format_args!("{} in {shown} is up to date", settings.table))?;
             ExitCode::SUCCESS
         }
         Command::Status => {
-            println!("{} in {shown} is not up to date; this is left to do:", settings.table);
+            let mut text = match settings.missing() {
+                Some(missing) => format!("{} in {shown} is not there yet: {};", settings.table, missing.reason()),
+                None => format!("{} in {shown} is not up to date;", settings.table),
+            };
+            text += " this is left to do:\n";
             // The statements have comments of their own.
             let heading = format!("-- {}, version ", TableName::parse(&settings.table)?);
             for step in pending.lines().filter(|line| line.starts_with(&heading)) {
-                println!("  {}", step.trim_start_matches("-- "));
+                text += &format!("  {}\n", step.trim_start_matches("-- "));
             }
+            print(text)?;
             Status::No.into()
         }
         Command::Sql { wake_trigger, write_function } => {
             let besides = Besides::of(&database, wake_trigger, write_function, &shown)?;
-            print!("{pending}{}", besides.sql());
+            print(format_args!("{pending}{}", besides.sql()))?;
             ExitCode::SUCCESS
         }
     };
@@ -151,12 +161,12 @@ impl<'a> Besides<'a> {
             };
             created
                 .map_err(|error| not_created(&format!("{what} {name} was not created"), "--write-function", error))?;
-            println!("other programs write events with {what} {name}");
+            say(format_args!("other programs write events with {what} {name}"))?;
         }
         if let Some(store) = self.wake_trigger {
             let created = store.create_wake_trigger().await;
             created.map_err(|error| not_created("the trigger was not created", "--wake-trigger", error))?;
-            println!("rows of other programs wake the relays");
+            say("rows of other programs wake the relays")?;
         }
         Ok(())
     }

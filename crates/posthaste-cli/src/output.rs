@@ -1,9 +1,30 @@
 //! What commands print: data to standard output, in the form that was asked for; everything else to standard error.
 
-use std::io::{self, IsTerminal, Write};
+use std::fmt::Display;
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use console::style;
 use serde_json::Value;
+
+/// Prints data. Whoever reads may have seen enough and closed the pipe: with that error a command ends, and says nothing of it.
+pub(crate) fn print(text: impl Display) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    write!(out, "{text}")?;
+    out.flush()
+}
+
+/// Prints a line on what was done. Somebody who does not read it is no reason to leave the rest undone.
+pub(crate) fn say(line: impl Display) -> io::Result<()> {
+    match writeln!(io::stdout().lock(), "{line}") {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        said => said,
+    }
+}
+
+/// Tells something that is no data, on standard error, if somebody listens.
+pub(crate) fn tell(line: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
 
 /// The form of what is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -120,16 +141,16 @@ pub(crate) fn confirmed(question: &str, yes: bool) -> io::Result<bool> {
         return Ok(true);
     }
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
-        eprintln!("nothing was changed; say --yes to go on");
+        tell("nothing was changed; say --yes to go on");
         return Ok(false);
     }
-    eprint!("{question} [y/N] ");
+    write!(io::stderr(), "{question} [y/N] ")?;
     io::stderr().flush()?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     let confirmed = matches!(answer.trim(), "y" | "Y" | "yes");
     if !confirmed {
-        eprintln!("nothing was changed");
+        tell("nothing was changed");
     }
     Ok(confirmed)
 }

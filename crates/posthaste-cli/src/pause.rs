@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::database::Database;
 use crate::exit::{Failed, Status};
-use crate::output::{Output, cut};
+use crate::output::{Output, cut, say, tell};
 use crate::relay::kind;
 use crate::settings::{Flags, Given};
 
@@ -103,14 +103,14 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
             Paused::Destination(_) => ways.destinations.iter().map(|name| &**name).collect(),
         };
         if !known.contains(&what.name()) {
-            eprintln!("there is no {what} in these settings, but {known:?}; --anyway pauses it all the same");
+            tell(format_args!("there is no {what} in these settings, but {known:?}; --anyway pauses it all the same"));
             return Ok(Status::No.into());
         }
     }
     let database = Database::open_existing(&given.database()?).await?;
     match database.admin().pause(&what, which.reason.as_deref()).await? {
-        true => println!("{what} is paused"),
-        false => println!("{what} was paused already"),
+        true => say(format_args!("{what} is paused"))?,
+        false => say(format_args!("{what} was paused already"))?,
     }
     database.close().await;
     Ok(ExitCode::SUCCESS)
@@ -126,10 +126,10 @@ pub(crate) async fn resume(args: ResumeArgs) -> Result<ExitCode, Failed> {
     let was_paused = database.admin().resume(&what).await?;
     database.close().await;
     if !was_paused {
-        eprintln!("{what} was not paused");
+        tell(format_args!("{what} was not paused"));
         return Ok(Status::No.into());
     }
-    println!("{what} is resumed");
+    say(format_args!("{what} is resumed"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -156,7 +156,7 @@ async fn list(given: &Given, output: Output) -> Result<ExitCode, Failed> {
 /// What is paused, for whoever shows it beside something else: not everybody who may see events may see this.
 pub(crate) async fn known(store: &dyn AdminStore) -> Vec<Pause> {
     store.pauses().await.unwrap_or_else(|error| {
-        eprintln!("warning: it cannot be seen what is paused: {}", crate::text_of(&error));
+        tell(format_args!("warning: it cannot be seen what is paused: {}", crate::text_of(&error)));
         Vec::new()
     })
 }

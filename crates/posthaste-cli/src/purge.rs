@@ -8,7 +8,7 @@ use posthaste::store::Purge;
 
 use crate::database::Database;
 use crate::exit::{Failed, Status};
-use crate::output::confirmed;
+use crate::output::{confirmed, say, tell};
 use crate::rows;
 use crate::settings::{Flags, Given};
 
@@ -45,7 +45,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let counts = database.admin().counts().await?;
     for (name, kept, count) in [("DONE", args.done_after, counts.done), ("DEAD", args.dead_after, counts.dead)] {
         if let Some(kept) = kept {
-            eprintln!("of {count} {name} events, those that ended more than {kept:?} ago are deleted");
+            tell(format_args!("of {count} {name} events, those that ended more than {kept:?} ago are deleted"));
         }
     }
     if !confirmed("delete them?", args.yes)? {
@@ -64,7 +64,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         bar.tick();
     }
     bar.finish_and_clear();
-    println!("{deleted} deleted");
+    say(format_args!("{deleted} deleted"))?;
     database.close().await;
     Ok(ExitCode::SUCCESS)
 }

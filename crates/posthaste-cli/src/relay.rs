@@ -15,7 +15,6 @@ mod sampler;
 mod start;
 
 use std::future::Future;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,7 +120,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     }
     let (closed, is_left) = if args.once {
         let obstacles = Obstacles { settings: &settings, holds: &holds, connected: &connected };
-        let once = Once { obstacles, wait: args.wait, admin: database.admin() };
+        let once = Once { obstacles, wait: args.wait, database: &database };
         match settings.order.ordered {
             Some(_) => {
                 with_store!(&database, store => once.drain_in_order(store.clone(), registry, &mut signals).await?)
@@ -338,13 +337,12 @@ fn log_to_stderr(log: &Log) {
     // What it does not know in a URL it tells with its value, which may be a misspelt password. We refuse such a URL ourselves.
     let silent = ["sqlx_postgres::options=off", "sqlx_mysql::options=off"];
     let filter = silent.into_iter().filter_map(|part| part.parse().ok()).fold(filter, EnvFilter::add_directive);
-    let log_to = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A log that nobody reads any more is no reason not to deliver; to complain of it there would end us.
+    let log_to = tracing_subscriber::fmt().log_internal_errors(false);
+    let log_to = log_to.with_env_filter(filter).with_writer(std::io::stderr);
     // A second one would be a mistake of ours, and no reason not to deliver.
     let _ = match log.format {
         LogFormat::Json => log_to.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init(),
-        LogFormat::Text => {
-            let colored = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            log_to.with_ansi(colored).try_init()
-        }
+        LogFormat::Text => log_to.try_init(),
     };
 }

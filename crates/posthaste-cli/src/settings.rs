@@ -17,7 +17,7 @@ use posthaste::Options;
 use posthaste::store::Paused;
 use serde::Deserialize;
 
-pub(crate) use database::Database;
+pub(crate) use database::{Database, Missing};
 pub(crate) use destination::{Destination, Target};
 pub(crate) use fault::{Fault, Faults, Origin};
 pub(crate) use http::{Http, Listen};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use posthaste::Status;
 use posthaste::store::{AdminStore, Counts, Filter, Lease, Order, Page, Pause, Record};
-use posthaste::{Status, Timestamp};
 use serde_json::json;
 
 use crate::database::Database;
@@ -46,16 +46,21 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let counts = if rates.is_some() { store.counts().await? } else { before };
     let pending = Filter { statuses: vec![Status::New, Status::Retry], ..Filter::default() };
     let oldest = store.list(&pending, &Page { limit: 1, ..Page::default() }).await?;
-    let waits = oldest.first().map(|record| Timestamp::now().since(record.state.created_at));
-    let owners = owners(store, &pending).await?;
+    let now = database.now().await?;
+    let waits = oldest.first().map(|record| now.since(record.state.created_at));
+    let (owners, mut is_all) = owners(store, &pending).await?;
     let destinations = match given.ways() {
-        Ok(ways) => destinations(store, &ways).await?,
+        Ok(ways) => {
+            let (destinations, are_all) = destinations(store, &ways).await?;
+            is_all &= are_all;
+            destinations
+        }
         // Whoever has the URL of the database alone sees the rest.
         Err(_) => BTreeMap::new(),
     };
     let pauses = pause::known(store).await;
-    print(args.output, &Found { counts, waits, rates, owners, destinations, pauses })?;
     database.close().await;
+    print(args.output, &Found { counts, waits, rates, owners, destinations, pauses, is_all })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -78,17 +83,17 @@ impl Rates {
     }
 }
 
-/// Who holds how many leases among the first pending rows.
-async fn owners(store: &dyn AdminStore, pending: &Filter) -> Result<BTreeMap<String, u64>, Failed> {
+/// Who holds how many leases among the first pending rows, and whether these are all.
+async fn owners(store: &dyn AdminStore, pending: &Filter) -> Result<(BTreeMap<String, u64>, bool), Failed> {
     let mut owners = BTreeMap::new();
-    rows::each(store, pending, (Order::OldestFirst, Some(LOOKED_AT)), |record| {
+    let seen = rows::each(store, pending, (Order::OldestFirst, Some(LOOKED_AT)), |record| {
         if let Some((lease, _)) = &record.state.lease {
             *owners.entry(Lease::owner_of(lease).to_owned()).or_insert(0) += 1;
         }
         Ok(())
     })
     .await?;
-    Ok(owners)
+    Ok((owners, seen < LOOKED_AT))
 }
 
 /// Everything that is told.
@@ -99,6 +104,8 @@ struct Found {
     owners: BTreeMap<String, u64>,
     destinations: BTreeMap<String, OfDestination>,
     pauses: Vec<Pause>,
+    /// Whether all rows were looked at for their owners and destinations.
+    is_all: bool,
 }
 
 /// What waits for a destination, and what was given up on the way there.
@@ -110,8 +117,8 @@ struct OfDestination {
 }
 
 /// What is there for each destination, by where these settings would send it, among the first rows that are pending and the last
-/// that are dead.
-async fn destinations(store: &dyn AdminStore, ways: &Ways) -> Result<BTreeMap<String, OfDestination>, Failed> {
+/// that are dead; and whether these are all.
+async fn destinations(store: &dyn AdminStore, ways: &Ways) -> Result<(BTreeMap<String, OfDestination>, bool), Failed> {
     let mut found: BTreeMap<String, OfDestination> =
         ways.destinations.iter().map(|name| (name.clone(), OfDestination::default())).collect();
     let mut count = |record: Record| {
@@ -129,14 +136,15 @@ async fn destinations(store: &dyn AdminStore, ways: &Ways) -> Result<BTreeMap<St
         Ok(())
     };
     let pending = Filter { statuses: vec![Status::New, Status::Retry], ..Filter::default() };
-    rows::each(store, &pending, (Order::OldestFirst, Some(LOOKED_AT)), &mut count).await?;
+    let of_pending = rows::each(store, &pending, (Order::OldestFirst, Some(LOOKED_AT)), &mut count).await?;
     let dead = Filter { statuses: vec![Status::Dead], ..Filter::default() };
-    rows::each(store, &dead, (Order::NewestFirst, Some(LOOKED_AT)), &mut count).await?;
-    Ok(found)
+    let of_dead = rows::each(store, &dead, (Order::NewestFirst, Some(LOOKED_AT)), &mut count).await?;
+    Ok((found, of_pending.max(of_dead) < LOOKED_AT))
 }
 
 fn print(output: Output, found: &Found) -> std::io::Result<()> {
-    let Found { counts, waits, rates, owners, destinations, pauses } = found;
+    let Found { counts, waits, rates, owners, destinations, pauses, is_all } = found;
+    let at_least = if *is_all { "" } else { "at least " };
     let by_destination: serde_json::Map<String, serde_json::Value> = destinations
         .iter()
         .map(|(name, OfDestination { new, retry, dead })| {
@@ -150,6 +158,8 @@ fn print(output: Output, found: &Found) -> std::io::Result<()> {
         "dead": counts.dead,
         "oldest_pending_seconds": waits.map(|waits| waits.as_secs_f64()),
         "leases": owners,
+        // Otherwise leases and destinations are counted among the first of very many, and there may be more.
+        "counted_all": is_all,
         "destinations": by_destination,
         "paused": pauses.iter().map(pause::document).collect::<Vec<_>>(),
     });
@@ -167,10 +177,10 @@ fn print(output: Output, found: &Found) -> std::io::Result<()> {
         lines.push(("ended per second", format!("{ended:.1}")));
     }
     for (owner, leases) in owners {
-        lines.push(("leases", format!("{leases} of {owner}")));
+        lines.push(("leases", format!("{at_least}{leases} of {owner}")));
     }
     for (name, OfDestination { new, retry, dead }) in destinations {
-        lines.push(("destination", format!("{name}: {new} new, {retry} retry, {dead} dead")));
+        lines.push(("destination", format!("{name}: {at_least}{new} new, {retry} retry, {dead} dead")));
     }
     for pause in pauses {
         let reason = pause.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));

@@ -143,7 +143,7 @@ async fn look_at_broker(check: &str, destination: &Destination, found: &mut Find
     };
     match timeout(PATIENCE, connected.check()).await {
         Ok(Ok(())) => match timeout(PATIENCE, concerns(&connected, destination)).await {
-            Ok(Ok(None)) => found.fine(check, "it can be reached; how it keeps what it acknowledges was not asked"),
+            Ok(Ok(None)) => found.fine(check, format!("it can be reached; {}", unasked(destination))),
             Ok(Ok(Some(concerns))) if concerns.is_empty() => {
                 found.fine(check, "it can be reached, and keeps what it acknowledges");
             }
@@ -172,6 +172,20 @@ async fn look_at_broker(check: &str, destination: &Destination, found: &mut Find
     connected.close().await;
 }
 
+/// Why it is not known how it keeps what it acknowledges.
+#[cfg(any(feature = "kafka", feature = "mqtt", feature = "nats", feature = "rabbitmq", feature = "redis"))]
+fn unasked(destination: &Destination) -> &'static str {
+    match &destination.target {
+        #[cfg(feature = "mqtt")]
+        Target::Mqtt(_) => {
+            "how it keeps what it acknowledges cannot be asked by MQTT: see its own settings, such as persistence of Mosquitto"
+        }
+        #[cfg(feature = "kafka")]
+        Target::Kafka(_) => "how it keeps what it acknowledges was not asked, since events say in which topic they are",
+        _ => "how it keeps what it acknowledges was not asked",
+    }
+}
+
 /// What it says of how it keeps what it acknowledges; nothing where it cannot be asked, or events say where they go.
 #[cfg(any(feature = "kafka", feature = "mqtt", feature = "nats", feature = "rabbitmq", feature = "redis"))]
 async fn concerns(connected: &Connected, destination: &Destination) -> Result<Option<Vec<Concern>>, PublishError> {
@@ -182,6 +196,8 @@ async fn concerns(connected: &Connected, destination: &Destination) -> Result<Op
         // Where events say everything there is no example to ask for.
         #[cfg(feature = "nats")]
         (Connected::Nats(nats), Ok((subject, false))) => nats.concerns(&subject).await.map(Some),
+        #[cfg(feature = "kafka")]
+        (Connected::Kafka(kafka), Ok((topic, _))) if topic == destination.to => kafka.concerns(&topic).await.map(Some),
         #[cfg(feature = "rabbitmq")]
         (Connected::Rabbit(rabbit), Ok((queue, _))) if destination.exchange.is_none() && queue == destination.to => {
             rabbit.concerns(&queue).await.map(Some)

@@ -1,10 +1,12 @@
 //! What may be wrong with an outbox on MySQL or MariaDB.
 
 use posthaste::{MySqlStore, TableName};
+use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::finding::Findings;
 use super::{Clock, Patient, index_is_missing, quoted};
+use crate::database::MYSQL_CLOCK;
 
 /// From how many undone changes on the server is behind with tidying up.
 const HISTORY: i64 = 1_000_000;
@@ -13,9 +15,8 @@ const HISTORY: i64 = 1_000_000;
 const CHANGED: [&str; 7] = ["status", "attempts", "available_at", "done_at", "last_error", "locked_by", "locked_at"];
 
 pub(super) async fn clock(store: &MySqlStore) -> Result<Clock, sqlx::Error> {
-    const CLOCK: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
     let mut connection = store.pool().acquire().await?;
-    Clock::ask(async || sqlx::query_scalar(CLOCK).fetch_one(&mut *connection).await).await
+    Clock::ask(async || sqlx::query_scalar(MYSQL_CLOCK).fetch_one(&mut *connection).await).await
 }
 
 pub(super) async fn look(
@@ -99,6 +100,13 @@ async fn look_at_privileges(
     }
     for (privilege, on, statement) in tried {
         match sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *connection).await {
+            Err(error) if is_late(&error) => {
+                let what = format!("somebody holds {on}, for which relays wait: {error}");
+                let fix = "see who it is with SHOW FULL PROCESSLIST, and end it: KILL and the id";
+                found.problem("locks", what, fix);
+                // The next would wait for the same.
+                return Ok(());
+            }
             Err(error @ sqlx::Error::Database(_)) => {
                 let what = format!("a relay needs {privilege} on {on}, and is refused: {error}");
                 found.problem("privileges", what, format!("GRANT {privilege} ON {on} TO {user}"));
@@ -110,6 +118,13 @@ async fn look_at_privileges(
     }
     found.fine_unless_found("privileges", "this user may do what a relay does");
     Ok(())
+}
+
+/// Whether somebody else had something for longer than we wait for it.
+fn is_late(error: &sqlx::Error) -> bool {
+    const LOCK_WAIT_TIMEOUT: u16 = 1205;
+    let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<MySqlDatabaseError>());
+    error.is_some_and(|error| error.number() == LOCK_WAIT_TIMEOUT)
 }
 
 /// Whether the tables of lanes are there. Who has no privilege on them at all is told so by the server as well.

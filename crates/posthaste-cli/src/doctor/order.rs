@@ -133,8 +133,9 @@ async fn look_at_keys(
     let closed = store.closed_keys(MOST).await?;
     let parked: Vec<&ClosedKey> = closed.iter().filter(|closed| !closed.reopened).collect();
     if let Some(first) = parked.first() {
+        let at_least = if closed.len() == MOST { "at least " } else { "" };
         let what = format!(
-            "{} aggregate(s) are parked and wait for you, {} for the longest, {}: event {} is DEAD: {}",
+            "{at_least}{} aggregate(s) are parked and wait for you, {} for the longest, {}: event {} is DEAD: {}",
             parked.len(),
             name(&first.key),
             age(holders.now.since(first.since)),

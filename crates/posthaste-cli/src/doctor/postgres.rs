@@ -5,6 +5,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::finding::Findings;
 use super::{Clock, Patient, index_is_missing, index_statements, quoted};
+use crate::database::POSTGRES_CLOCK;
 use crate::output::cut;
 
 /// Dead rows that autovacuum leaves alone by itself, whatever the table.
@@ -46,9 +47,8 @@ pub(super) async fn is_standby(store: &PgStore, found: &mut Findings) -> Result<
 }
 
 pub(super) async fn clock(store: &PgStore) -> Result<Clock, sqlx::Error> {
-    const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
     let mut connection = connection(store).await?;
-    Clock::ask(async || sqlx::query_scalar(CLOCK).fetch_one(&mut connection).await).await
+    Clock::ask(async || sqlx::query_scalar(POSTGRES_CLOCK).fetch_one(&mut connection).await).await
 }
 
 pub(super) async fn look(

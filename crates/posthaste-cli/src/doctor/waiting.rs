@@ -31,6 +31,8 @@ struct Left {
     due: u64,
     /// How long the oldest is due, in seconds.
     due_for: f64,
+    /// Whether only some of very many were looked at, so that there may be more.
+    or_more: bool,
 }
 
 pub(super) async fn look(
@@ -40,7 +42,8 @@ pub(super) async fn look(
     found: &mut Findings,
 ) -> anyhow::Result<()> {
     let (expired, expired_for, owner, due, due_for, now) = count(database, settings).await?;
-    let left = Left { expired: expired.unsigned_abs(), expired_for, owner, due: due.unsigned_abs(), due_for };
+    let left =
+        Left { expired: expired.unsigned_abs(), expired_for, owner, due: due.unsigned_abs(), due_for, or_more: false };
     let pauses = match database.admin().pauses().await {
         Ok(pauses) => pauses,
         Err(error) => {
@@ -62,7 +65,7 @@ pub(super) async fn look(
         Ok(())
     };
     let seen = rows::each(database.admin(), &pending, (Order::OldestFirst, Some(LOOKED_AT)), note).await;
-    seen.map_err(|failed| failed.error)?;
+    each.left.or_more = seen.map_err(|failed| failed.error)? == LOOKED_AT;
     each.tell_of_pauses(found);
     each.tell_of_leases(found);
     if in_order.is_some() {
@@ -174,7 +177,10 @@ impl<'a> Each<'a> {
             };
             let whom = match self.held.get(what) {
                 _ if !is_known => "these settings have none of that name".to_owned(),
-                held => format!("{} pending event(s) are held back by it", held.unwrap_or(&0)),
+                held => {
+                    let at_least = self.left.at_least();
+                    format!("{at_least}{} pending event(s) are held back by it", held.unwrap_or(&0))
+                }
             };
             found.note(
                 "pauses",
@@ -202,32 +208,42 @@ fn patience(settings: &Settings) -> Duration {
 }
 
 impl Left {
+    /// What stands before a number of events.
+    fn at_least(&self) -> &'static str {
+        if self.or_more { "at least " } else { "" }
+    }
+
     /// Tells what is left. Those that are held back for good reason are not among it, if it was looked for that.
     fn judge(self, settings: &Settings, held: Option<u64>, found: &mut Findings) {
-        let Self { expired, expired_for, owner, due, due_for } = self;
+        let at_least = self.at_least();
+        let Self { expired, expired_for, owner, due, due_for, or_more } = self;
+        // What is beyond those was not looked at.
+        let among = if or_more { format!(" among the first {LOOKED_AT} that are pending") } else { String::new() };
         if expired > 0 {
             let owner = owner.as_deref().map(Lease::owner_of).unwrap_or("nobody known");
-            let what =
-                format!("{expired} event(s) have leases that ran out, the oldest {expired_for:.0} s ago, of {owner}");
+            let what = format!(
+                "{at_least}{expired} event(s) have leases that ran out, the oldest {expired_for:.0} s ago, of {owner}"
+            );
             let fix = "a relay takes them over at its next poll: see that one runs (posthaste relay)";
             found.warning("leases", what, fix);
         } else {
-            found.fine("leases", "no lease has run out");
+            found.fine("leases", format!("no lease has run out{among}"));
         }
         let but = match held {
-            Some(held) if held > 0 => format!("; {held} event(s) are held back, see pauses and keys"),
+            Some(held) if held > 0 => format!("; {at_least}{held} event(s) are held back, see pauses and keys"),
             _ => String::new(),
         };
         if due > 0 && due_for > patience(settings).as_secs_f64() {
-            let what =
-                format!("{due} event(s) are due and nobody has claimed them, the oldest for {due_for:.0} s{but}");
+            let what = format!(
+                "{at_least}{due} event(s) are due and nobody has claimed them, the oldest for {due_for:.0} s{but}"
+            );
             found.warning(
                 "relays",
                 what,
                 "see that a relay runs (posthaste relay), and that it can keep up (posthaste stats)",
             );
         } else {
-            found.fine("relays", format!("nothing that is due waits for long{but}"));
+            found.fine("relays", format!("nothing that is due waits for long{among}{but}"));
         }
     }
 }

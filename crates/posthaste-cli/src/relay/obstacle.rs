@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use posthaste::store::{AdminStore, Filter, Order};
-use posthaste::{Event, Status, Timestamp};
+use posthaste::store::{Filter, Order};
+use posthaste::{Event, Status};
 use tracing::warn;
 
 use super::{Connected, Holds};
+use crate::database::Database;
 use crate::exit::Failed;
 use crate::rows;
 use crate::settings::{Route, Settings};
@@ -72,13 +73,13 @@ impl Obstacles<'_> {
     }
 
     /// Says what is left of events that would be delivered by now, and why. Says whether there is any.
-    pub(super) async fn tell_of_left(&self, store: &dyn AdminStore) -> Result<bool, Failed> {
+    pub(super) async fn tell_of_left(&self, database: &Database) -> Result<bool, Failed> {
         if !self.is_any_paused() && !self.is_any_away() {
             return Ok(false);
         }
         let pending = Filter { statuses: vec![Status::New, Status::Retry], ..Filter::default() };
-        let (soon, mut left) = (Timestamp::now() + PUT_OFF, BTreeMap::<Obstacle, u64>::new());
-        let seen = rows::each(store, &pending, (Order::OldestFirst, Some(LOOKED_AT)), |record| {
+        let (soon, mut left) = (database.now().await? + PUT_OFF, BTreeMap::<Obstacle, u64>::new());
+        let seen = rows::each(database.admin(), &pending, (Order::OldestFirst, Some(LOOKED_AT)), |record| {
             // What is leased is with another relay.
             let is_ours = record.state.lease.is_none() && record.state.available_at <= soon;
             let obstacle = record.event.as_ref().ok().filter(|_| is_ours).and_then(|event| self.of(event));

@@ -9,15 +9,15 @@ use std::time::Duration;
 use posthaste::event::EventId;
 use posthaste::poller::{ClaimHandler, Poller};
 use posthaste::store::{
-    Action, AdminStore, BoxFuture, Claim, Claimed, Cursor, Error, Filter, Key, Lease, Page, RelayStore, Settled,
-    Settlement, Store,
+    Action, BoxFuture, Claim, Claimed, Cursor, Error, Filter, Key, Lease, Page, RelayStore, Settled, Settlement, Store,
 };
-use posthaste::{Closed, Dispatcher, Event, Outbox, Registry, Timestamp};
+use posthaste::{Closed, Dispatcher, Event, Outbox, Registry};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::obstacle::{Obstacle, Obstacles, PUT_OFF};
 use super::{Signals, until_second};
+use crate::database::Database;
 use crate::exit::{Failed, Status};
 
 /// What is put off for longer than that is left.
@@ -37,7 +37,7 @@ pub(super) struct Once<'a> {
     pub(super) obstacles: Obstacles<'a>,
     /// How long a destination that is away is waited for.
     pub(super) wait: Duration,
-    pub(super) admin: &'a dyn AdminStore,
+    pub(super) database: &'a Database,
 }
 
 impl Once<'_> {
@@ -68,7 +68,7 @@ impl Once<'_> {
         };
         let closed = until_second(signals, dispatcher.close(), || dispatcher.close_now()).await;
         // Whoever is told to end leaves what he is told to.
-        Ok((closed, is_over && self.obstacles.tell_of_left(self.admin).await?))
+        Ok((closed, is_over && self.obstacles.tell_of_left(self.database).await?))
     }
 
     /// The same in order: rows are owned by lanes, so nothing is claimed. It is over when nothing is in hand, and everything that is
@@ -92,7 +92,7 @@ impl Once<'_> {
             }
         };
         let closed = until_second(signals, outbox.shutdown(), || outbox.shutdown_now()).await;
-        Ok((closed, is_over && self.obstacles.tell_of_left(self.admin).await?))
+        Ok((closed, is_over && self.obstacles.tell_of_left(self.database).await?))
     }
 
     /// Claims until there is nothing to claim and nothing in hand, or nothing that could be delivered. Says how many rows were
@@ -176,9 +176,9 @@ impl Once<'_> {
 
     /// Whether some event is due, or will be in a moment, and waits for no other that is not.
     async fn outlook(&self) -> Result<Outlook, Failed> {
-        let now = Timestamp::now();
-        let mut waiting: HashSet<Key> = self
-            .admin
+        // That of the database, which events are due by: the one of this machine may be wrong.
+        let (now, admin) = (self.database.now().await?, self.database.admin());
+        let mut waiting: HashSet<Key> = admin
             .closed_keys(usize::MAX)
             .await?
             .into_iter()
@@ -188,7 +188,7 @@ impl Once<'_> {
         let pending = Filter { statuses: vec![posthaste::Status::New, posthaste::Status::Retry], ..Filter::default() };
         let (mut page, mut outlook) = (Page { limit: 500, ..Page::default() }, Outlook::Over);
         loop {
-            let records = self.admin.list(&pending, &page).await?;
+            let records = admin.list(&pending, &page).await?;
             let Some(last) = records.last() else { return Ok(outlook) };
             page.after = Some(Cursor::from(last));
             for record in &records {

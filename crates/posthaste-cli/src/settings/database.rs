@@ -1,5 +1,8 @@
 //! Where the outbox is.
 
+use std::io::ErrorKind;
+use std::path::Path;
+
 use posthaste::TableName;
 use serde::Deserialize;
 use sqlx::sqlite::SqliteConnectOptions;
@@ -36,6 +39,21 @@ impl Default for Database {
     }
 }
 
+/// What is not there of an outbox on SQLite, in words.
+pub(crate) enum Missing {
+    /// The file; a relay or `migrate` makes it.
+    File(String),
+    /// A place for it, which nobody makes.
+    Directory(String),
+}
+
+impl Missing {
+    pub(crate) fn reason(&self) -> &str {
+        let (Self::File(reason) | Self::Directory(reason)) = self;
+        reason
+    }
+}
+
 impl Database {
     /// Whether the outbox is in the file of this directory where it is if nobody says.
     pub(crate) fn is_here(&self) -> bool {
@@ -49,20 +67,30 @@ impl Database {
         is_sqlite.then(|| format!("sqlite:{rest}").parse::<SqliteConnectOptions>().ok()).flatten()
     }
 
-    /// Why there is nothing to look at, if there is no file of an outbox on SQLite yet.
-    pub(crate) fn missing_file(&self) -> Option<String> {
+    /// What of an outbox on SQLite is not there yet.
+    pub(crate) fn missing(&self) -> Option<Missing> {
         if self.url.contains(":memory:") || self.url.contains("mode=memory") {
             return None;
         }
         let options = self.file()?;
         let file = options.get_filename();
-        if file.exists() {
-            return None;
+        if file.is_dir() {
+            return Some(Missing::Directory(format!("{} is a directory; name a file in it", file.display())));
         }
-        let file = file.display();
-        Some(match self.is_here() {
-            true => format!("there is no {file} in this directory, and no other database is given"),
-            false => format!("there is no file {file}"),
+        // What may not be looked at may be there.
+        let is_missing = |path: &Path| match path.metadata() {
+            Err(error) => matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+            Ok(_) => false,
+        };
+        let directory = file.parent().filter(|directory| !directory.as_os_str().is_empty());
+        if let Some(directory) = directory.filter(|directory| is_missing(directory) || directory.is_file()) {
+            let reason = format!("there is no directory {}; make it, or correct the path", directory.display());
+            return Some(Missing::Directory(reason));
+        }
+        let shown = file.display();
+        is_missing(file).then(|| match self.is_here() {
+            true => Missing::File(format!("there is no {shown} in this directory, and no other database is given")),
+            false => Missing::File(format!("there is no file {shown}")),
         })
     }
 

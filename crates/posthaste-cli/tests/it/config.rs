@@ -473,3 +473,24 @@ fn init_writes_down_which_table_it_made() {
     assert!(stats.contains('1'), "{stats}");
     assert!(here.ok(&["config", "print"]).contains("shop_event"));
 }
+
+/// The driver would write them into the log, with what they say.
+#[test]
+fn a_parameter_of_a_url_that_is_not_known_is_named_and_what_it_says_is_not() {
+    for (url, name) in [
+        ("postgres://shop@127.0.0.1:1/shop?apikey=hunter2", "apikey"),
+        ("postgres://shop@127.0.0.1:1/shop?sslpassword=hunter2", "sslpassword"),
+        ("mysql://shop@127.0.0.1:1/shop?token=hunter2", "token"),
+    ] {
+        let here = Place::new().variable("POSTHASTE_DATABASE_URL", url).variable("RUST_LOG", "trace");
+        for command in
+            [&["config", "check"][..], &["relay"], &["relay", "--once"], &["stats"], &["migrate", "up"], &["doctor"]]
+        {
+            let output = here.run(command);
+            let said = format!("{}{}", stdout(&output), stderr(&output));
+            assert_eq!(output.status.code(), Some(3), "{command:?}: {said}");
+            assert!(said.contains(&format!("its parameter \"{name}\" is not known")), "{command:?}: {said}");
+            assert!(said.contains("POSTHASTE_DATABASE_URL") && !said.contains("hunter2"), "{command:?}: {said}");
+        }
+    }
+}

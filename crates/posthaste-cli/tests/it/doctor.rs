@@ -43,6 +43,17 @@ fn assert_fine(findings: &[Value], check: &str) {
     assert!(matches!(of(findings, check)[..], [("ok", ..)]), "{check} in {findings:#?}");
 }
 
+/// Says that the database's clock is an hour off in this direction.
+#[track_caller]
+fn assert_off(here: &Place, direction: &str) {
+    let (status, findings) = found(here, &["--no-destinations"]);
+    let (what, fix) = bad(&findings, "clock");
+    let (seconds, rest) = what.strip_prefix("the database's clock is ").unwrap().split_once(" s ").unwrap();
+    assert!((3590.0..3610.0).contains(&seconds.parse::<f64>().unwrap()), "{what}");
+    assert!(status == 1 && rest == format!("{direction} that of this machine"), "{what}");
+    assert!(fix.contains("NTP"), "{fix}");
+}
+
 /// Carries out statements on whichever database.
 async fn execute(url: &str, sql: &str) {
     async fn on<C: Connection>(url: &str, sql: &str) -> Result<(), sqlx::Error>

@@ -89,3 +89,37 @@ fn a_broker_that_is_away_at_the_start_is_waited_for() {
     assert_eq!((header(&records[0], "id"), header(&records[0], "eventType")), (Some("e1"), Some("OrderPlaced")));
     assert_eq!(body(&records[0]), br#"{"n":1}"#);
 }
+
+#[test]
+fn the_doctor_tells_of_topics_without_replicas_and_makes_none() {
+    let (brokers, name) = (variable("POSTHASTE_TEST_KAFKA_URL"), unique("doctor-"));
+    client(&["create", &brokers, &name, "1"]);
+    let destination = |kind: &str, to: &str| {
+        format!("[destination.{kind}]\ntype = \"kafka\"\nbrokers = \"{brokers}\"\nto = \"{to}\"\n")
+    };
+    let here = Place::with(
+        &[
+            destination("one", &name),
+            destination("missing", &format!("no-{name}")),
+            destination("chosen", "{event_type}"),
+            "[[route]]\nto = [\"one\", \"missing\", \"chosen\"]\n".to_owned(),
+        ]
+        .concat(),
+    );
+    here.ok(&["migrate", "up"]);
+    for _ in 0..2 {
+        // Had it been made by who looks, it would be there the second time.
+        let findings = here.json(&["doctor", "--output", "json"]);
+        let of = |check: &str| {
+            let check = format!("destination {check}");
+            let found = findings.as_array().unwrap().iter().find(|finding| finding["check"] == check.as_str()).unwrap();
+            (found["level"].as_str().unwrap(), found["finding"].as_str().unwrap())
+        };
+        let (level, what) = of("one");
+        assert!(level == "note" && what.contains("no replica"), "{what}");
+        let (level, what) = of("missing");
+        assert!(level == "note" && what.contains("there is no topic"), "{what}");
+        let (level, what) = of("chosen");
+        assert!(level == "ok" && what.contains("was not asked, since events say"), "{what}");
+    }
+}

@@ -127,6 +127,30 @@ fn a_parked_aggregate_is_listed_explained_skipped_and_released() {
 }
 
 #[test]
+fn the_status_of_a_skip_says_whether_anything_was_skipped() {
+    for here in places(SETTINGS) {
+        here.ok(&["migrate", "up"]);
+        // Without order nothing stands still.
+        assert!(here.fails(1, &["keys", "skip", "Order/42", "--yes"]).contains("nothing to skip"));
+        here.ok(&["migrate", "up", "--lanes"]);
+        assert!(here.fails(1, &["keys", "skip", "--all", "--yes"]).contains("nothing to skip"));
+        for (id, of) in [("e1", "1"), ("e2", "2"), ("e3", "3")] {
+            write(&here, id, "Odd", ("Order", of));
+        }
+        here.ok(&["relay", "--once"]);
+        // Some of those that are named: what can be done is done, and told.
+        let output = here.run(&["keys", "skip", "Order/1", "Order/9", "Order/1", "--yes"]);
+        assert_eq!((output.status.code(), crate::stdout(&output)), (Some(0), "1 skipped\n"));
+        assert!(crate::stderr(&output).contains("Order/9 does not stand still"), "{}", crate::stderr(&output));
+        assert!(here.fails(1, &["keys", "skip", "Order/1", "--yes"]).contains("was let go on already"));
+        assert!(here.fails(1, &["keys", "skip", "--all"]).contains("say --yes to go on"));
+        assert!(here.fails(2, &["keys", "skip", "--all", "Order/2"]).contains("cannot be used with"));
+        assert_eq!(here.ok(&["keys", "skip", "--all", "--yes"]), "2 skipped\n");
+        assert!(here.fails(1, &["keys", "skip", "--all", "--yes"]).contains("nothing to skip"));
+    }
+}
+
+#[test]
 fn what_a_dead_event_does_to_its_aggregate_is_said_for_the_relay_and_for_a_route() {
     let settings = SETTINGS.replace("[relay]\n", "[relay]\non_dead = \"skip\"\n");
     let here = place(&settings, &variable("POSTHASTE_TEST_POSTGRES_URL"));

@@ -4,6 +4,7 @@
 
 mod bench;
 mod brokers;
+mod clock;
 mod config;
 mod demo;
 mod doctor;
@@ -19,6 +20,7 @@ mod operator;
 mod order;
 mod packaging;
 mod pause;
+mod pipes;
 mod place;
 mod receiver;
 mod relay;
@@ -26,6 +28,8 @@ mod routes;
 mod shell;
 #[cfg(feature = "otlp")]
 mod telemetry;
+mod terminal;
+mod untouched;
 
 use std::io::ErrorKind;
 use std::process::{Command, Output};

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -349,6 +350,35 @@ fn statistics_tell_what_waits_and_how_fast_it_goes() {
     let stats = here.json(&["stats", "--rate", "50ms", "--output", "json"]);
     assert_eq!((&stats["new"], &stats["written_per_second"]), (&1.into(), &0.0.into()));
     assert!(stats["oldest_pending_seconds"].as_f64().unwrap() > 0.0, "{stats}");
+    assert_eq!(stats["counted_all"], true);
     let table = here.ok(&["stats"]);
     assert!(table.contains("oldest pending  ") && table.contains("new             1"), "{table}");
+}
+
+#[test]
+fn rates_are_told_while_events_flow() {
+    let here = Place::with("[relay]\npoll_interval = \"50ms\"\n[destination.out]\ntype = \"file\"\npath = \"out\"\n");
+    here.ok(&["migrate", "up"]);
+    let mut relay = here.start(&["relay"]);
+    relay.says("delivering");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                here.ok(&["events", "write", "--type", "Ticked", "{}"]);
+            }
+        });
+        here.until("something is delivered", |here| !here.read("out").is_empty());
+        let stats = here.run(&["stats", "--rate", "3s", "--output", "json"]);
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(stats.status.code(), Some(0), "{}", stderr(&stats));
+        let stats: Value = serde_json::from_str(stdout(&stats)).unwrap();
+        let rates = ["written_per_second", "ended_per_second"].map(|rate| stats[rate].as_f64().unwrap());
+        assert!(rates.iter().all(|rate| *rate > 0.0 && *rate < 10_000.0), "{stats}");
+    });
+    relay.terminate();
+    assert_eq!(relay.end().0, Some(0));
+    // Now nothing does.
+    let table = here.ok(&["stats", "--rate", "50ms"]);
+    assert!(table.contains("written per second  0.0") && table.contains("ended per second    0.0"), "{table}");
 }

@@ -66,6 +66,51 @@ impl Place {
         self.command(arguments).output().expect("the command can be started")
     }
 
+    /// Runs a command of which nobody reads what it prints.
+    pub(crate) fn unread(&self, arguments: &[&str]) -> Output {
+        let (_, out) = std::io::pipe().unwrap();
+        // The reading end is closed before there is anything to read.
+        self.command(arguments).stdout(out).output().expect("the command can be started")
+    }
+
+    /// The same of what it says on standard error, too.
+    pub(crate) fn unheard(&self, arguments: &[&str]) -> Option<i32> {
+        let ((_, out), (_, error)) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+        self.command(arguments).stdout(out).stderr(error).status().expect("the command can be started").code()
+    }
+
+    /// Runs a command with one end of a terminal as its standard output (1) or standard error (2): what it prints, and what it says.
+    pub(crate) fn on_terminal(&self, stream: u8, arguments: &[&str]) -> (String, String) {
+        const TERMINAL: &str = include_str!("terminal.py");
+        let ours = self.command(arguments);
+        let mut python = Command::new("python3");
+        python.args(["-c", TERMINAL, &stream.to_string()]).arg(ours.get_program()).args(ours.get_args());
+        python.current_dir(self.directory.path()).env("TERM", "xterm-256color").stdin(Stdio::null());
+        for (name, value) in ours.get_envs() {
+            match value {
+                Some(value) => python.env(name, value),
+                None => python.env_remove(name),
+            };
+        }
+        let output = crate::tool("python3", &mut python);
+        assert!(output.status.success(), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
+        let streams: [String; 2] = serde_json::from_slice(&output.stdout).unwrap();
+        streams.into()
+    }
+
+    /// The same place on a machine whose clock is so many seconds ahead, or behind.
+    pub(crate) fn with_clock(self, off: i64) -> Self {
+        let directories = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+        let mut files = directories.map(|directory| directory.path().join("faketime/libfaketime.so.1"));
+        let library = files.find(|file| file.exists()).expect(
+            "libfaketime is not installed: run scripts/test as root, which installs it, or install Debian's package of that name",
+        );
+        self.variable("LD_PRELOAD", library.to_str().unwrap())
+            .variable("FAKETIME", &format!("{off:+}s"))
+            // What measures lengths of time is right on a machine whose clock is wrong.
+            .variable("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    }
+
     /// Runs a command that has to end well, and gives what it prints.
     pub(crate) fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);

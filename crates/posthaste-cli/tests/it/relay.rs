@@ -38,9 +38,13 @@ pub(crate) fn redis(arguments: &[&str]) -> String {
 }
 
 pub(crate) fn jetstream(command: &str, argument: &str) -> String {
+    jetstream_at(&variable("POSTHASTE_TEST_NATS_URL"), command, argument)
+}
+
+/// The same at another server.
+pub(crate) fn jetstream_at(url: &str, command: &str, argument: &str) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../posthaste-publishers/tests/it/jetstream.py");
-    let url = variable("POSTHASTE_TEST_NATS_URL");
-    let output = Command::new(variable("POSTHASTE_TEST_NATS_PYTHON")).args([script, &url, command, argument]).output();
+    let output = Command::new(variable("POSTHASTE_TEST_NATS_PYTHON")).args([script, url, command, argument]).output();
     let output = output.unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     stdout(&output).to_owned()

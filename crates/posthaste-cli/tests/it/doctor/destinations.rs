@@ -4,6 +4,8 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::process::Command;
 
+use tempfile::TempDir;
+
 use super::{assert_fine, bad, found, of};
 use crate::place::{Place, free_port};
 use crate::relay::{jetstream, redis, unique, variable};
@@ -40,6 +42,97 @@ fn destinations_that_are_away_or_forget_are_found() {
         !of(&with_log, "destination redis").iter().any(|(_, what, _)| what.contains("appendonly")),
         "{with_log:#?}"
     );
+}
+
+/// A server of its own for a test, with these settings.
+struct NatsServer {
+    directory: TempDir,
+    port: String,
+}
+
+impl NatsServer {
+    const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/brokers/nats");
+
+    fn start(settings: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (home, file) = (directory.path().join("nats"), directory.path().join("nats.conf"));
+        std::fs::write(&file, settings).unwrap();
+        let started = Command::new(Self::SCRIPT).arg("start").arg(&home).arg("-c").arg(&file).output().unwrap();
+        assert!(started.status.success(), "{}", crate::stderr(&started));
+        let port = std::fs::read_to_string(home.join("port")).unwrap().trim().to_owned();
+        Self { directory, port }
+    }
+}
+
+impl Drop for NatsServer {
+    fn drop(&mut self) {
+        let _ = Command::new(Self::SCRIPT).arg("stop").arg(self.directory.path().join("nats")).output();
+    }
+}
+
+#[test]
+fn a_stream_on_one_disk_is_told_of_with_the_interval_of_its_server() {
+    let subjects = unique("doctor");
+    jetstream("add", &format!(r#"{{"name": "{subjects}", "subjects": ["{subjects}.>"], "storage": "file"}}"#));
+    let here = Place::with(&format!(
+        "[destination.disk]\ntype = \"nats\"\nurl = \"{}\"\nto = \"{subjects}.{{event_type}}\"\n",
+        variable("POSTHASTE_TEST_NATS_URL")
+    ));
+    here.ok(&["migrate", "up"]);
+    let (status, findings) = found(&here, &[]);
+    let [("note", what, fix)] = of(&findings, "destination disk")[..] else { panic!("{findings:#?}") };
+    assert!(what.contains(&subjects) && what.contains("unless sync_interval is shorter"), "{what}");
+    assert!(fix.contains("sync_interval: always") && fix.contains("3 replicas"), "{fix}");
+    // Somebody may want it so.
+    assert_eq!(status, 0, "{findings:#?}");
+}
+
+#[test]
+fn a_stream_that_may_not_be_asked_for_is_not_one_that_is_missing() {
+    let server = NatsServer::start(
+        r#"authorization { users = [
+            { user: all, password: all }
+            { user: names, password: names, permissions: { publish: { deny: ["$JS.API.STREAM.NAMES"] } } }
+            { user: info, password: info, permissions: { publish: { deny: ["$JS.API.STREAM.INFO.>"] } } }
+        ] }"#,
+    );
+    let url = format!("nats://all:all@127.0.0.1:{}", server.port);
+    crate::relay::jetstream_at(&url, "add", r#"{"name": "orders", "subjects": ["orders.>"], "storage": "memory"}"#);
+    let found_by = |user: &str, to: &str| {
+        let here = Place::with(&format!(
+            "[destination.nats]\ntype = \"nats\"\nurl = \"nats://127.0.0.1:{}\"\nuser = \"{user}\"\npassword = \"env:NATS\"\n\
+             to = \"{to}\"\n",
+            server.port
+        ))
+        .variable("NATS", user);
+        here.ok(&["migrate", "up"]);
+        let (_, findings) = found(&here, &[]);
+        let [(level, what, _)] = of(&findings, "destination nats")[..] else { panic!("{findings:#?}") };
+        (level.to_owned(), what.to_owned())
+    };
+    let (level, what) = found_by("all", "orders.x");
+    assert!(level == "warning" && what.contains("kept in memory"), "{level}: {what}");
+    let (level, what) = found_by("all", "others.x");
+    assert!(level == "warning" && what.contains("no stream takes the subject"), "{level}: {what}");
+    for to in ["orders.x", "others.x"] {
+        let (level, what) = found_by("names", to);
+        assert!(level == "note" && what.contains("does not say how durable it is"), "{level}: {what}");
+        assert!(what.contains("this user may not ask it") && !what.contains("no stream takes"), "{what}");
+    }
+    let (level, what) = found_by("info", "orders.x");
+    assert!(level == "note" && what.contains("the stream \"orders\" does not say how it is"), "{level}: {what}");
+}
+
+#[test]
+fn what_mqtt_cannot_be_asked_is_said() {
+    let here = Place::with(&format!(
+        "[destination.broker]\ntype = \"mqtt\"\nurl = \"{}\"\nto = \"shop\"\n",
+        variable("POSTHASTE_TEST_MOSQUITTO_URL")
+    ));
+    here.ok(&["migrate", "up"]);
+    let (_, findings) = found(&here, &[]);
+    let [("ok", what, _)] = of(&findings, "destination broker")[..] else { panic!("{findings:#?}") };
+    assert!(what.contains("cannot be asked by MQTT") && what.contains("persistence"), "{what}");
 }
 
 #[test]
@@ -147,6 +240,13 @@ fn queues_are_looked_at_and_not_declared() {
     here.ok(&["migrate", "up"]);
     assert!(rabbit(&format!("c.queue_declare('{}', durable=True)", queue("kept"))));
     assert!(rabbit(&format!("c.queue_declare('{}', durable=False)", queue("lost"))));
+    // By this it is asked whether a queue is durable: it makes none in any case, not even if there is none any more.
+    let impossible =
+        |kind: &str| format!("c.queue_declare('{}', durable=True, arguments={{'x-expires': 0}})", queue(kind));
+    for kind in ["missing", "kept", "lost"] {
+        assert!(!rabbit(&impossible(kind)), "{kind}");
+    }
+    assert!(!rabbit(&format!("c.queue_declare('{}', passive=True)", queue("missing"))), "it was made");
     let (status, findings) = found(&here, &[]);
     assert_eq!(status, 1);
     let (what, fix) = bad(&findings, "destination lost");

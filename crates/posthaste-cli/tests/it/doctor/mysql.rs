@@ -1,11 +1,11 @@
 //! What may be wrong with MySQL and MariaDB.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use posthaste_torture::server::{Kind, Server, ServerOptions};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
-use super::{assert_fine, bad, execute, found, of};
+use super::{assert_fine, assert_off, bad, execute, found, of};
 use crate::place::{Place, until};
 use crate::relay::variable;
 
@@ -92,4 +92,34 @@ async fn privileges_that_lack_are_found_and_granted() {
     .await;
     let (_, findings) = found(&there, &["--no-destinations"]);
     assert!(bad(&findings, "privileges").0.contains("UPDATE on `outbox_event`"), "{findings:#?}");
+}
+
+#[tokio::test]
+async fn a_table_that_somebody_holds_is_found_and_not_waited_for() {
+    let (url, table) = (variable("POSTHASTE_TEST_MYSQL_URL"), format!("doctor_{:x}", fastrand::u64(..)));
+    let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url).variable("POSTHASTE_DATABASE_TABLE", &table);
+    here.ok(&["migrate", "up"]);
+    let mut holding = MySqlConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(format!("LOCK TABLES {table} WRITE"))).execute(&mut holding).await.unwrap();
+    let asked_at = Instant::now();
+    let (status, findings) = found(&here, &["--no-destinations"]);
+    // By itself the server would have us wait for a minute, or a day.
+    assert!(asked_at.elapsed() < Duration::from_secs(30), "{:?}", asked_at.elapsed());
+    let (what, fix) = bad(&findings, "locks");
+    assert!(status == 1 && what.contains(&table) && fix.contains("KILL"), "{findings:#?}");
+    assert!(of(&findings, "privileges").iter().all(|(level, ..)| *level == "ok"), "{findings:#?}");
+    sqlx::raw_sql("UNLOCK TABLES").execute(&mut holding).await.unwrap();
+    let (_, findings) = found(&here, &["--no-destinations", "--long-transaction", "10h"]);
+    assert_fine(&findings, "privileges");
+    assert!(of(&findings, "locks").is_empty(), "{findings:#?}");
+}
+
+#[test]
+fn a_clock_that_is_off_is_found() {
+    for (off, direction) in [(-3600, "ahead of"), (3600, "behind")] {
+        let table = format!("doctor_{:x}", fastrand::u64(..));
+        let here = Place::new().variable("POSTHASTE_DATABASE_URL", &variable("POSTHASTE_TEST_MYSQL_URL"));
+        let here = here.variable("POSTHASTE_DATABASE_TABLE", &table).with_clock(off);
+        assert_off(&here, direction);
+    }
 }

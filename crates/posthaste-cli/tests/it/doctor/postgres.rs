@@ -4,7 +4,7 @@ use posthaste_torture::server::{Kind, Server, ServerOptions};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use super::{assert_fine, bad, found, of};
+use super::{assert_fine, assert_off, bad, found, of};
 use crate::place::{Place, until};
 use crate::relay::{postgres, unique};
 use crate::stdout;
@@ -159,6 +159,50 @@ async fn a_slot_that_nobody_reads_is_found() {
     say(&mut connection, &format!("SELECT {drop}")).await;
     assert!(status == 1 && matches!(mine[..], [("warning", _, fix)] if fix.contains(&drop)), "{findings:#?}");
     assert!(!found(&here, &["--no-destinations"]).1.iter().any(|finding| finding.to_string().contains(&slot)));
+}
+
+#[tokio::test]
+async fn a_clock_that_is_off_is_found() {
+    for (off, direction) in [(-3600, "ahead of"), (3600, "behind")] {
+        let here = Place::new().variable("POSTHASTE_DATABASE_URL", &postgres().await).with_clock(off);
+        assert_off(&here, direction);
+    }
+}
+
+/// Two databases of one server: a transaction keeps rows of its own, and a slot the log of all of them.
+#[tokio::test]
+async fn of_another_database_only_what_is_the_servers_is_found() {
+    let options =
+        ServerOptions::default().fsync(false).setting("max_prepared_transactions", "4").setting("wal_level", "logical");
+    let server = Server::start(Kind::Postgres, &options).await.unwrap();
+    let here = Place::new().variable("POSTHASTE_DATABASE_URL", server.url());
+    here.ok(&["migrate", "up"]);
+    let mut connection = PgConnection::connect(server.url()).await.unwrap();
+    say(&mut connection, "CREATE DATABASE another").await;
+    let ours: String = sqlx::query_scalar("SELECT current_database()").fetch_one(&mut connection).await.unwrap();
+    let theirs = server.url().replacen(&format!("/{ours}"), "/another", 1);
+    let mut other = PgConnection::connect(&theirs).await.unwrap();
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut other).await.unwrap();
+    say(&mut other, "SELECT pg_create_logical_replication_slot('theirs', 'test_decoding')").await;
+    say(&mut other, "CREATE TABLE t (n int)").await;
+    say(&mut other, "BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'of another'").await;
+    say(&mut other, "BEGIN; INSERT INTO t VALUES (2)").await;
+    let there = Place::new().variable("POSTHASTE_DATABASE_URL", &theirs);
+    let look = |place: &Place| {
+        let (_, findings) = found(place, &["--no-destinations", "--long-transaction", "1s"]);
+        serde_json::to_string(&findings).unwrap()
+    };
+    let pid = format!("PID {pid} ");
+    until("both are long enough for who looks there", || {
+        let findings = look(&there);
+        findings.contains(&pid) && findings.contains("of another")
+    });
+    let findings = look(&here);
+    assert!(!findings.contains(&pid) && !findings.contains("of another"), "{findings}");
+    // It keeps the log of the whole server.
+    for findings in [findings, look(&there)] {
+        assert!(findings.contains("nobody reads the logical replication slot theirs"), "{findings}");
+    }
 }
 
 #[tokio::test]

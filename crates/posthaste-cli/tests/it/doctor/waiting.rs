@@ -2,6 +2,55 @@
 
 use super::{assert_fine, bad, everywhere, execute, found, kind, moment, of};
 
+/// What a database has of more than are looked at one by one is not said to be all.
+#[tokio::test]
+async fn of_very_many_it_is_said_that_there_are_at_least_so_many() {
+    for (here, url, table) in everywhere(ROUTES).await {
+        let where_ = kind(&url);
+        here.ok(&["migrate", "up"]);
+        here.ok(&["pause", "route", "one"]);
+        let digits = (0..10).map(|n| format!("SELECT {n} AS n")).collect::<Vec<_>>().join(" UNION ALL ");
+        let id = if where_ == "mysql" { "CAST(n AS CHAR)" } else { "CAST(n AS text)" };
+        let late = moment(&url, -1200);
+        execute(
+            &url,
+            &format!(
+                "INSERT INTO {table} (event_id, event_type, payload, available_at) SELECT {id}, 'One', '{{}}', {late} \
+                 FROM (SELECT a.n + 10 * b.n + 100 * c.n + 1000 * d.n AS n \
+                 FROM ({digits}) AS a, ({digits}) AS b, ({digits}) AS c, ({digits}) AS d) AS numbers WHERE n < 9999"
+            ),
+        )
+        .await;
+        let look = || found(&here, &["--no-destinations", "--long-transaction", "10h"]).1;
+        let findings = look();
+        let pause = of(&findings, "pauses")[0].1;
+        assert!(pause.contains(": 9999 pending event(s) are held back"), "{where_}: {pause}");
+        assert!(of(&findings, "leases")[0].1 == "no lease has run out", "{where_}: {findings:#?}");
+
+        // The last that is looked at, and one behind it.
+        execute(
+            &url,
+            &format!(
+                "INSERT INTO {table} (event_id, event_type, payload, available_at) \
+                 VALUES ('a', 'Two', '{{}}', {late}), ('b', 'Two', '{{}}', {late})"
+            ),
+        )
+        .await;
+        let findings = look();
+        let pause = of(&findings, "pauses")[0].1;
+        assert!(pause.contains(": at least 9999 pending event(s) are held back"), "{where_}: {pause}");
+        let (what, _) = bad(&findings, "relays");
+        assert!(what.starts_with("at least 1 event(s) are due"), "{where_}: {what}");
+        assert!(what.contains("; at least 9999 event(s) are held back"), "{where_}: {what}");
+        assert!(of(&findings, "leases")[0].1.ends_with("among the first 10000 that are pending"), "{findings:#?}");
+        // The same goes for statistics.
+        let stats = here.json(&["stats", "--output", "json"]);
+        assert_eq!((&stats["new"], &stats["counted_all"]), (&10_001.into(), &false.into()), "{where_}: {stats}");
+        let told = here.ok(&["stats"]);
+        assert!(told.contains("a: at least 9999 new") && told.contains("b: at least 1 new"), "{where_}: {told}");
+    }
+}
+
 const ROUTES: &str = "[destination.a]\ntype = \"file\"\npath = \"a.ndjson\"\n\
     [destination.b]\ntype = \"file\"\npath = \"b.ndjson\"\n\
     [[route]]\nname = \"one\"\nmatch = { event_type = \"One\" }\nto = \"a\"\n\
