@@ -264,7 +264,7 @@ mod tests {
         async fn publish_into(&self, _messages: Vec<Message>, results: &Results) {
             self.asked.lock().unwrap().push((results.is_in_order(), results.until()));
             results.note(0, Ok(()));
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
 
         fn check_address(&self, _to: &str) -> Result<(), PublishError> {
