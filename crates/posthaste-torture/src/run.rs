@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::check;
-use crate::config::{Kind, LEASE, LONGEST_BACKOFF, LONGEST_PAUSE, Sabotage};
+use crate::config::{Kind, LEASE, LONGEST_BACKOFF, LONGEST_PAUSE, Sabotage, Workload};
 use crate::database::Database;
 use crate::fault::Fault;
 use crate::history::{self, Entry, Recorder, Run, What};
@@ -137,8 +137,9 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         watched = watch(&world, &mut view) => watched?,
     }
     // Until here somebody writes, so that everybody has something to deliver.
-    // Where there is one lane, one of all delivers.
-    if world.plan.sabotage.is_none() && !(world.plan.ordered && world.plan.database == Kind::Sqlite) {
+    // Where there is one lane, or three keys for all of them, some have nothing to deliver.
+    let few = world.plan.database == Kind::Sqlite || world.plan.workload == Workload::Contended;
+    if world.plan.sabotage.is_none() && !(world.plan.ordered && few) {
         tokio::select! {
             () = world.hear_everybody() => {}
             watched = watch(&world, &mut view) => watched?,

@@ -237,7 +237,8 @@ pub trait AdminStore: Send + Sync + 'static {
 
     /// Gives up the event that a key is [blocked](super::Stall::Blocked) by: it becomes DEAD, and those behind it go on. Says whether
     /// that event was it, the first of its key that is pending, and had failed; otherwise nothing changes. What a listener makes of
-    /// it that has it just then does not count any more. Default: it was not.
+    /// it that has it just then does not count any more. A key that is closed stays closed: there, [`skip_head`](Self::skip_head)
+    /// decides. Default: it was not.
     fn give_up_head<'a>(&'a self, _key: &'a Key, _head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(std::future::ready(Ok(false)))
     }
