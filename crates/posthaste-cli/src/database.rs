@@ -77,8 +77,10 @@ impl Database {
             return Err(lacking(missing, settings));
         }
         let options = options.create_if_missing(false);
+        let file = options.get_filename().display().to_string();
         let connected = SqlitePoolOptions::new().max_connections(CONNECTIONS).connect_with(options).await;
-        let pool = connected.map_err(|error| store::Error::Unavailable(error.into()))?;
+        let pool = connected
+            .map_err(|error| store::Error::Unavailable(format!("{file}: {}", crate::text_of(&error)).into()))?;
         Self::of_sqlite(SqliteStore::new(pool), settings)
     }
 

@@ -78,14 +78,14 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let store = database.admin();
     let ended = match args.command {
         Command::List { wanted, each, output } => {
-            let filter = wanted.filter(vec![Status::Dead]);
+            let filter = wanted.filter(vec![Status::Dead], &database).await?;
             match each {
                 true => rows::list(store, &filter, (Order::OldestFirst, None), output).await,
                 false => groups(store, &filter, output).await,
             }
         }
-        Command::Redrive(choice) => change(store, choice, Change::Redrive).await,
-        Command::Discard(choice) => change(store, choice, Change::Discard).await,
+        Command::Redrive(choice) => change(&database, choice, Change::Redrive).await,
+        Command::Discard(choice) => change(&database, choice, Change::Discard).await,
     };
     database.close().await;
     ended
@@ -189,12 +189,13 @@ impl Change {
 /// How many events a preview shows.
 const PREVIEW: usize = 5;
 
-async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Result<ExitCode, Failed> {
+async fn change(database: &Database, choice: Choice, change: Change) -> Result<ExitCode, Failed> {
+    let store = database.admin();
     if choice.ids.is_empty() && choice.wanted.is_everything() && !choice.all {
         let verb = change.verb();
         return Err(anyhow::anyhow!("say which events to {verb}: ids, a filter such as --error TEXT, or --all").into());
     }
-    let filter = choice.wanted.filter(vec![Status::Dead]);
+    let filter = choice.wanted.filter(vec![Status::Dead], database).await?;
     let mut fitting = Vec::new();
     let mut count = 0;
     if choice.ids.is_empty() {

@@ -16,7 +16,7 @@ use posthaste::{TableName, Timestamp};
 
 use crate::database::Database;
 use crate::exit::{Failed, Status};
-use crate::output::Output;
+use crate::output::{Output, heard_or_not};
 use crate::rows;
 use crate::settings::{Flags, Given, Settings};
 
@@ -70,7 +70,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     if !args.no_destinations {
         destinations::look(&settings, &mut found).await;
     }
-    found.print(args.output)?;
+    heard_or_not(found.print(args.output))?;
     let is_well = found.worst() < Level::Warning;
     Ok(if is_well { ExitCode::SUCCESS } else { Status::No.into() })
 }

@@ -143,12 +143,14 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let ended = match args.command {
         Command::List { wanted, status, newest, limit, output } => {
             let order = if newest { Order::NewestFirst } else { Order::OldestFirst };
-            rows::list(database.admin(), &wanted.filter(status), (order, Some(limit)), output).await
+            let filter = wanted.filter(status, &database).await?;
+            rows::list(database.admin(), &filter, (order, Some(limit)), output).await
         }
         Command::Show { id, output } => show(&database, &given, &id, output).await,
         Command::Write(event) => with_store!(&database, store => write(store.clone(), *event).await),
         Command::Tail { wanted, lines, interval, output } => {
-            tail(&database, &wanted.filter(Vec::new()), lines, interval, output).await
+            let filter = wanted.filter(Vec::new(), &database).await?;
+            tail(&database, &filter, lines, interval, output).await
         }
     };
     database.close().await;

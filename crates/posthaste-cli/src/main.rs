@@ -76,6 +76,8 @@ async fn main() -> ExitCode {
     if !matches!(cli.command, Command::Relay(_)) {
         log_if_asked();
     }
+    // Of a run that measures or breaks something, the status is the answer.
+    let prints_data = !matches!(cli.command, Command::Bench(_) | Command::Torture(_));
     let ended = match cli.command {
         Command::Relay(args) => relay::run(args).await,
         Command::Init(args) => init::run(args).await,
@@ -97,7 +99,9 @@ async fn main() -> ExitCode {
     };
     ended.unwrap_or_else(|Failed { status, error }| {
         // Whoever read what we print has seen enough.
-        if error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+        if prints_data
+            && error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+        {
             return ExitCode::SUCCESS;
         }
         output::tell(format_args!("error: {}", text(&error)));

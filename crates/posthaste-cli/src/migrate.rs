@@ -8,7 +8,7 @@ use posthaste::{MySqlStore, PgStore, TableName};
 
 use crate::database::Database;
 use crate::exit::{Failed, Status};
-use crate::output::{print, say};
+use crate::output::{heard_or_not, print, say};
 use crate::settings::{Flags, Given};
 
 /// Create the table of the outbox, or bring it up to date.
@@ -95,7 +95,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
             for step in pending.lines().filter(|line| line.starts_with(&heading)) {
                 text += &format!("  {}\n", step.trim_start_matches("-- "));
             }
-            print(text)?;
+            heard_or_not(print(text))?;
             Status::No.into()
         }
         Command::Sql { wake_trigger, write_function } => {

@@ -15,7 +15,12 @@ pub(crate) fn print(text: impl Display) -> io::Result<()> {
 
 /// Prints a line on what was done. Somebody who does not read it is no reason to leave the rest undone.
 pub(crate) fn say(line: impl Display) -> io::Result<()> {
-    match writeln!(io::stdout().lock(), "{line}") {
+    heard_or_not(writeln!(io::stdout().lock(), "{line}"))
+}
+
+/// Where the exit status says something, too, nobody needs to have read the rest.
+pub(crate) fn heard_or_not(said: io::Result<()>) -> io::Result<()> {
+    match said {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         said => said,
     }

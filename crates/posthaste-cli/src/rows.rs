@@ -4,12 +4,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use base64::Engine;
-use posthaste::store::{AdminStore, Cursor, Filter, Lease, Order, Page, Record};
+use posthaste::store::{self, AdminStore, Cursor, Filter, Lease, Order, Page, Record};
 use posthaste::{Event, EventId, Status, Timestamp};
 use serde_json::{Value, json};
 
+use crate::database::Database;
 use crate::exit::Failed;
-use crate::output::Output;
+use crate::output::{Output, tell};
 
 /// How many rows are asked for at once.
 const PAGE: usize = 500;
@@ -35,11 +36,11 @@ pub(crate) struct Wanted {
 
     /// Inserted at or after this moment (2026-01-31T08:15:00Z), or within so long before now (90m).
     #[arg(long, value_name = "WHEN", value_parser = moment)]
-    since: Option<Timestamp>,
+    since: Option<When>,
 
     /// Inserted before this moment, or longer ago than that.
     #[arg(long, value_name = "WHEN", value_parser = moment)]
-    until: Option<Timestamp>,
+    until: Option<When>,
 
     /// With an error that contains this text.
     #[arg(long, value_name = "TEXT")]
@@ -47,17 +48,17 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    pub(crate) fn filter(self, statuses: Vec<Status>) -> Filter {
-        Filter {
+    pub(crate) async fn filter(self, statuses: Vec<Status>, database: &Database) -> Result<Filter, store::Error> {
+        Ok(Filter {
             statuses,
             event_type: self.event_type,
             aggregate_type: self.aggregate_type,
             aggregate_id: self.aggregate_id,
             tenant_id: self.tenant,
-            created_from: self.since,
-            created_before: self.until,
+            created_from: When::of(self.since, database).await?,
+            created_before: When::of(self.until, database).await?,
             error_contains: self.error,
-        }
+        })
     }
 
     /// Whether nothing was said.
@@ -67,15 +68,33 @@ impl Wanted {
     }
 }
 
+/// A moment.
+#[derive(Clone, Copy, Debug)]
+enum When {
+    At(Timestamp),
+    /// So long ago by the clock of the database, which is the one that rows have their moments from.
+    Ago(Duration),
+}
+
+impl When {
+    async fn of(when: Option<Self>, database: &Database) -> Result<Option<Timestamp>, store::Error> {
+        Ok(match when {
+            Some(Self::At(moment)) => Some(moment),
+            Some(Self::Ago(length)) => Some(database.now().await? - length),
+            None => None,
+        })
+    }
+}
+
 /// A moment, or how long ago.
-fn moment(text: &str) -> Result<Timestamp, String> {
+fn moment(text: &str) -> Result<When, String> {
     if let Ok(ago) = length(text) {
-        return Ok(Timestamp::now() - ago);
+        return Ok(When::Ago(ago));
     }
     let moment: jiff::Timestamp = text
         .parse()
         .map_err(|_| "give a moment such as 2026-01-31T08:15:00Z, or a length of time such as 90m".to_owned())?;
-    Ok(Timestamp::from_micros(moment.as_microsecond()))
+    Ok(When::At(Timestamp::from_micros(moment.as_microsecond())))
 }
 
 /// A length of time.
@@ -116,12 +135,24 @@ pub(crate) async fn each(
 pub(crate) async fn list(
     store: &dyn AdminStore,
     filter: &Filter,
-    which: (Order, Option<usize>),
+    (order, most): (Order, Option<usize>),
     output: Output,
 ) -> Result<ExitCode, Failed> {
-    let mut printed = output.rows(COLUMNS);
-    each(store, filter, which, |record| Ok(printed.push(cells(&record), document(&record, false))?)).await?;
+    let (mut printed, mut count) = (output.rows(COLUMNS), 0);
+    // One more shows whether there are more.
+    let asked = most.map(|most| most.saturating_add(1));
+    let seen = each(store, filter, (order, asked), |record| {
+        count += 1;
+        if most.is_none_or(|most| count <= most) {
+            printed.push(cells(&record), document(&record, false))?;
+        }
+        Ok(())
+    })
+    .await?;
     printed.print()?;
+    if let Some(most) = most.filter(|most| seen > *most) {
+        tell(format_args!("there are more than these {most}; --limit shows more"));
+    }
     Ok(ExitCode::SUCCESS)
 }
 

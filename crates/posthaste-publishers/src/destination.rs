@@ -27,7 +27,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(60);
 const QUICK: Duration = Duration::from_secs(1);
 
 /// Longer than any limit that is meant, and short enough for moments in the future to be expressed.
-const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(crate) const LONGEST_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How much later the time limit of listeners strikes, which takes everything for a failure. So it never does.
 const LATER: Duration = Duration::from_secs(10);

@@ -16,6 +16,7 @@ pub struct Concern {
 
 #[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq", feature = "redis"))]
 impl Concern {
+    #[cfg(any(feature = "nats", feature = "rabbitmq", feature = "redis"))]
     pub(crate) fn mistake(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { what: what.into(), fix: fix.into(), is_mistake: true }
     }

@@ -192,14 +192,23 @@ impl Kafka {
         let Some(found) = answer.topics().iter().find(|known| known.name() == topic) else {
             return Ok(vec![Concern::choice(
                 format!(
-                    "there is no topic {topic:?} yet, or this user may not see it: unless the brokers make it, events wait"
+                    "there is no topic {topic:?} yet, or this user may not see it: unless the brokers make it, its events use up \
+                     their attempts"
                 ),
                 "make it: kafka-topics.sh --create",
             )]);
         };
+        if found.partitions().is_empty() {
+            let what = format!("the topic {topic:?} has no partitions yet, so its replicas are not known");
+            return Ok(vec![Concern::choice(what, "ask again in a moment")]);
+        }
         let fewest = found.partitions().iter().map(|partition| partition.replicas().len()).min().unwrap_or(0);
         if fewest > 1 {
-            return Ok(Vec::new());
+            let what = format!(
+                "the topic {topic:?} has {fewest} replicas; how many of them must have a message before it is acknowledged was not \
+                 asked, and one is enough by default"
+            );
+            return Ok(vec![Concern::choice(what, "see that min.insync.replicas is 2 or more")]);
         }
         Ok(vec![Concern::choice(
             format!(

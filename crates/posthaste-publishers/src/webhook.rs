@@ -83,7 +83,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
 
 use crate::breaker::{Breaker, BreakerState};
-use crate::destination::Destination;
+use crate::destination::{Destination, LONGEST_LIMIT};
 use crate::envelope::Binding;
 use crate::publisher::{Message, PublishError, Publisher, Results};
 use crate::template::Template;
@@ -175,7 +175,8 @@ impl Webhook {
     ///
     /// # Errors
     /// When a secret is none, there is none at all and that was not said, or the file of authorities cannot be read.
-    pub fn new(options: WebhookOptions) -> Result<Self, PublishError> {
+    pub fn new(mut options: WebhookOptions) -> Result<Self, PublishError> {
+        options.time_limit = options.time_limit.min(LONGEST_LIMIT);
         options.check().map_err(PublishError::permanent)?;
         let secrets = options.secrets.iter().map(|secret| Secret::new(secret)).collect::<Result<_, _>>();
         let inner = Inner {
@@ -564,7 +565,8 @@ fn client(options: &WebhookOptions) -> Result<Client, Box<dyn Error + Send + Syn
         .no_proxy()
         .referer(false)
         .user_agent(concat!("posthaste/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(options.connect_timeout)
+        // Who is not there has to be told from who has no answer.
+        .connect_timeout(options.connect_timeout.min(options.time_limit * 3 / 4))
         .pool_max_idle_per_host(options.concurrency.max(1));
     if !options.allow_private_addresses {
         client = client.dns_resolver(Arc::new(PublicOnly));

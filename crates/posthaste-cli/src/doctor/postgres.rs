@@ -59,15 +59,61 @@ pub(super) async fn look(
 ) -> Result<(), sqlx::Error> {
     let mut connection = connection(store).await?;
     let connection = &mut connection;
-    if is_there {
-        let table = quoted(store.table(), "", '"');
-        look_at_indexes(connection, store, &table, found).await?;
-        look_at_privileges(connection, patient, store.table(), found).await?;
-        look_at_vacuum(connection, &table, found).await?;
-        look_at_bloat(connection, &table, found).await?;
-    }
+    // Who holds the table may be among them, and then nothing else can be looked at.
     look_at_transactions(connection, patient, found).await?;
-    look_at_slots(connection, found).await
+    look_at_slots(connection, found).await?;
+    if !is_there {
+        return Ok(());
+    }
+    let table = quoted(store.table(), "", '"');
+    match look_at_table(connection, store, &table, patient, found).await {
+        Err(error) if is_late(&error) => {
+            let holders = holders(connection, &table).await?;
+            let who = if holders.is_empty() { "somebody".to_owned() } else { format!("PID {}", holders.join(", ")) };
+            let what = format!("{who} holds the table, for which relays wait: {error}");
+            let fix = match holders.first() {
+                Some(holder) => {
+                    format!("see what it does in pg_stat_activity, and end it: SELECT pg_terminate_backend({holder})")
+                }
+                None => "see who it is in pg_locks and pg_stat_activity".to_owned(),
+            };
+            found.problem("locks", what, fix);
+            Ok(())
+        }
+        looked => looked,
+    }
+}
+
+async fn look_at_table(
+    connection: &mut PgConnection,
+    store: &PgStore,
+    table: &str,
+    patient: &Patient<'_>,
+    found: &mut Findings,
+) -> Result<(), sqlx::Error> {
+    look_at_indexes(connection, store, table, found).await?;
+    look_at_privileges(connection, patient, store.table(), found).await?;
+    look_at_vacuum(connection, table, found).await?;
+    look_at_bloat(connection, table, found).await
+}
+
+/// Whether somebody else had something for longer than we wait for it.
+fn is_late(error: &sqlx::Error) -> bool {
+    const LOCK_NOT_AVAILABLE: &str = "55P03";
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == LOCK_NOT_AVAILABLE)
+}
+
+/// Who lets nobody else read the table or a part of it, by PID.
+async fn holders(connection: &mut PgConnection, table: &str) -> Result<Vec<String>, sqlx::Error> {
+    let holders: Vec<i32> = sqlx::query_scalar(AssertSqlSafe(format!(
+        "SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'relation' AND granted AND mode = 'AccessExclusiveLock' \
+         AND pid IS NOT NULL AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+         AND relation IN {ITS_PARTS} ORDER BY pid"
+    )))
+    .bind(table)
+    .fetch_all(connection)
+    .await?;
+    Ok(holders.iter().map(ToString::to_string).collect())
 }
 
 /// Those that the migrations make: whether they are there, and whether they can be used.

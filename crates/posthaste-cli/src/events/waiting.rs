@@ -48,7 +48,10 @@ pub(super) async fn reasons(database: &Database, record: &Record) -> Result<Vec<
         reason("dead", text, json!({ "error": state.last_error }));
         return Ok(reasons);
     }
-    let now = holders.as_ref().map_or_else(Timestamp::now, |holders| holders.now);
+    let now = match &holders {
+        Some(holders) => holders.now,
+        None => database.now().await?,
+    };
     if state.available_at > now {
         let left = age(state.available_at.since(now));
         let why = match (state.status, &state.last_error) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metrics::gauge;
-use posthaste::store::{self, AdminStore, Counts, Filter, Page};
+use posthaste::store::{self, Counts, Filter, Page};
 use posthaste::{Status, Timestamp};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -23,7 +23,7 @@ pub(super) async fn sample(database: Database, condition: Arc<Condition>, interv
         tell_of_process();
         // Says at once if nobody answers, which to count might not for long.
         let _ = condition.ready().await;
-        match read(database.admin()).await {
+        match read(&database).await {
             Ok((counts, oldest)) => {
                 if std::mem::take(&mut is_told) {
                     info!("the table can be read for metrics again");
@@ -40,15 +40,16 @@ pub(super) async fn sample(database: Database, condition: Arc<Condition>, interv
     }
 }
 
-async fn read(store: &dyn AdminStore) -> Result<(Counts, Duration), store::Error> {
+async fn read(database: &Database) -> Result<(Counts, Duration), store::Error> {
+    let store = database.admin();
     let counts = store.counts().await?;
     if counts.pending() == 0 {
         return Ok((counts, Duration::ZERO));
     }
     let pending = Filter { statuses: vec![Status::New, Status::Retry], ..Filter::default() };
     let oldest = store.list(&pending, &Page { limit: 1, ..Page::default() }).await?;
-    let waits = oldest.first().map(|record| Timestamp::now().since(record.state.created_at));
-    Ok((counts, waits.unwrap_or_default()))
+    let Some(oldest) = oldest.first() else { return Ok((counts, Duration::ZERO)) };
+    Ok((counts, database.now().await?.since(oldest.state.created_at)))
 }
 
 fn tell(counts: Counts, oldest: Duration) {

@@ -52,3 +52,30 @@ async fn ages_are_those_of_the_database() {
     let waits = here.json(&["stats", "--output", "json"])["oldest_pending_seconds"].as_f64().unwrap();
     assert!(waits > 0.0 && waits < 600.0, "{waits}");
 }
+
+#[tokio::test]
+async fn how_long_ago_is_by_the_clock_of_the_database() {
+    for off in [-OFF, OFF] {
+        let here = place(off, "").await;
+        here.ok(&["migrate", "up"]);
+        here.ok(&["events", "write", "--type", "Ticked", "{}"]);
+        let count = |wanted: &[&str]| {
+            here.json(&[&["events", "list", "--output", "json"], wanted].concat()).as_array().unwrap().len()
+        };
+        // Half of what the clock is off.
+        assert_eq!((count(&["--since", "30m"]), count(&["--until", "30m"])), (1, 0), "{off}");
+    }
+}
+
+#[tokio::test]
+async fn why_an_event_waits_is_by_the_clock_of_the_database() {
+    for off in [-OFF, OFF] {
+        let here = place(off, "").await;
+        here.ok(&["migrate", "up"]);
+        for (id, after, reason) in [("due", "0s", "no_relay"), ("later", "30m", "not_due")] {
+            here.ok(&["events", "write", "--id", id, "--type", "Ticked", "--after", after, "{}"]);
+            let shown = here.json(&["events", "show", id, "--output", "json"]);
+            assert_eq!(shown["waiting"][0]["reason"], reason, "{off}: {shown:#}");
+        }
+    }
+}

@@ -157,6 +157,10 @@ fn events_are_written_listed_and_shown() {
 
     assert_eq!(ids(&here.json(&["events", "list", "--output", "json"])), ["a", "b", "c"]);
     assert_eq!(ids(&here.json(&["events", "list", "--newest", "--limit", "2", "--output", "json"])), ["c", "b"]);
+    for (limit, cut) in [("2", true), ("3", false)] {
+        let output = here.run(&["events", "list", "--limit", limit]);
+        assert_eq!(crate::stderr(&output).contains("there are more than these 2"), cut, "{}", crate::stderr(&output));
+    }
     assert_eq!(
         ids(&here.json(&["events", "list", "--type", "OrderPaid", "--tenant", "one", "--output", "json"])),
         ["c"]

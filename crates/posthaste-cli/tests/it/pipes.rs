@@ -20,6 +20,11 @@ fn whoever_reads_nothing_more_ends_a_command_quietly() {
     {
         assert_quiet(&here, before);
     }
+    // The status is an answer, too.
+    for no in [&["migrate", "status"][..], &["doctor"]] {
+        let output = here.unread(no);
+        assert_eq!(output.status.code(), Some(1), "{no:?}: {}", stderr(&output));
+    }
     // Everything is done, although the first line could not be printed.
     assert_quiet(&here, &["migrate", "up", "--lanes"]);
     here.ok(&["migrate", "status"]);

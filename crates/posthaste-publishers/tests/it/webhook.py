@@ -11,6 +11,7 @@ answers stands in the path:
 /asked                  what the header `answer` of the event says, like `status/502`; 204 without it
 /drop                   nothing: closes the connection
 /big                    500, and a body that does not end
+/stall/CODE             that, and a body of which the end never comes
 """
 
 import base64
@@ -76,6 +77,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif path[0] == "slow":
             time.sleep(float(path[1]))
             self.reply(204, query)
+        elif path[0] == "stall":
+            self.leave()
+            self.send_response(int(path[1]))
+            self.send_header("content-length", "100")
+            self.end_headers()
+            self.wfile.write(b"to begin with")
+            self.wfile.flush()
+            time.sleep(120)
+            self.close_connection = True
         elif path[0] == "big":
             self.leave()
             self.send_response(500)

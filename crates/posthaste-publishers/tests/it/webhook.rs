@@ -196,13 +196,19 @@ async fn who_is_too_slow_or_says_too_much_is_not_waited_for() {
             message(receiver.url("/drop")),
             message(receiver.url("/big")),
             message(receiver.url("/slow/0")),
+            message(receiver.url("/stall/200")),
+            message(receiver.url("/stall/500")),
         ])
         .await;
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-    assert_eq!(results.iter().map(kind).collect::<Vec<_>>(), [Some(Retryable), Some(Retryable), Some(Retryable), None]);
+    let kinds: Vec<_> = results.iter().map(kind).collect();
+    // Who has taken it need not say so to the end.
+    assert_eq!(kinds, [Some(Retryable), Some(Retryable), Some(Retryable), None, None, Some(Retryable)]);
     let said = results[2].as_ref().unwrap_err().to_string();
     assert!(said.contains("500") && said.contains("no no no") && said.len() < 400, "{said}");
-    receiver.got(4).await;
+    let said = results[5].as_ref().unwrap_err().to_string();
+    assert!(said.contains("500") && said.contains("to begin with"), "{said}");
+    receiver.got(6).await;
 }
 
 #[tokio::test]

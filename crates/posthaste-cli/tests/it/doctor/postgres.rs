@@ -146,6 +146,24 @@ async fn a_long_transaction_is_found_with_its_pid() {
 }
 
 #[tokio::test]
+async fn who_holds_the_table_is_found_with_its_pid() {
+    let url = postgres().await;
+    let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url);
+    here.ok(&["migrate", "up"]);
+    let mut holding = PgConnection::connect(&url).await.unwrap();
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut holding).await.unwrap();
+    say(&mut holding, "BEGIN; LOCK TABLE outbox_event IN ACCESS EXCLUSIVE MODE").await;
+    let (status, findings) = found(&here, &["--no-destinations"]);
+    assert_eq!(status, 1, "{findings:#?}");
+    let [(level, what, fix)] = of(&findings, "locks")[..] else { panic!("{findings:#?}") };
+    assert!(level == "problem" && what.starts_with(&format!("PID {pid} holds the table")), "{what}");
+    assert!(fix.contains(&format!("pg_terminate_backend({pid})")), "{fix}");
+    assert!(of(&findings, "database").is_empty(), "{findings:#?}");
+    say(&mut holding, "ROLLBACK").await;
+    assert!(of(&found(&here, &["--no-destinations"]).1, "locks").is_empty());
+}
+
+#[tokio::test]
 async fn a_slot_that_nobody_reads_is_found() {
     let url = postgres().await;
     let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url);

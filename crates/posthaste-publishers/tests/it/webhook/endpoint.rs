@@ -278,6 +278,27 @@ async fn an_endpoint_gets_so_many_at_once_and_a_key_one_after_the_other() {
 }
 
 #[tokio::test]
+async fn a_time_limit_may_be_as_long_as_one_likes() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local().time_limit(Duration::MAX)).unwrap();
+    let _ = webhook.url(&receiver.url("/status/204"));
+    assert!(webhook.publish(vec![message(receiver.url("/status/204"))]).await[0].is_ok());
+}
+
+#[tokio::test]
+async fn batches_to_one_endpoint_take_turns() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local().concurrency(1)).unwrap();
+    let batch = |of: &str| (0..20).map(|_| message(receiver.url(&format!("/slow/0.02/{of}")))).collect::<Vec<_>>();
+    let (one, other) = tokio::join!(webhook.publish(batch("one")), webhook.publish(batch("other")));
+    assert!(one.iter().chain(&other).all(Result::is_ok));
+    let paths: Vec<_> = receiver.got(40).await.iter().map(|request| request["path"].clone()).collect();
+    // Each of them is quicker than a turn, and all of a batch are not.
+    let changes = paths.windows(2).filter(|next| next[0] != next[1]).count();
+    assert!((2..39).contains(&changes), "{paths:?}");
+}
+
+#[tokio::test]
 async fn closing_waits_for_requests_on_their_way() {
     let receiver = Receiver::start();
     let webhook = Webhook::new(local()).unwrap();
