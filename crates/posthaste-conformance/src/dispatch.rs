@@ -291,13 +291,19 @@ pub async fn case_52_drains_both_queues<F: Fixture>(fixture: F) {
     assert_eq!(counts(outbox.store()).await.done, 7);
 }
 
+/// How long the database gets to take events back.
+const DATABASE: Duration = Duration::from_millis(500);
+
 /// Runs a case whose end gives events back. The database gets half a second for that, and on a busy machine may need longer: the case
-/// then says that they were abandoned, and begins anew with another table. That it is so again and again cannot be.
+/// then says that they were abandoned, and begins anew with another table. That it is so again and again cannot be, nor where there was
+/// time.
 async fn gives_back<F: Fixture>(mut fixture: F, mut case: impl AsyncFnMut(&F) -> Closed) {
     for _ in 0..4 {
+        let begun_at = Instant::now();
         if case(&fixture).await.abandoned == 0 {
             return;
         }
+        assert!(begun_at.elapsed() >= DATABASE, "abandoned after {:?}", begun_at.elapsed());
         fixture = F::create().await;
     }
     assert_eq!(case(&fixture).await.abandoned, 0);

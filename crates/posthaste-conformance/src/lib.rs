@@ -419,6 +419,7 @@ macro_rules! lane_tests {
                 case_92_without_order,
                 case_93_open_writers,
                 case_93_in_a_backlog,
+                case_93_writers_at_once,
                 case_94_hot_by_reading,
             }
             failing_head {

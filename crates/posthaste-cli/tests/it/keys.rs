@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use sqlx::Connection;
 
 use crate::place::{Place, until};
 
@@ -124,6 +125,27 @@ fn a_parked_aggregate_is_listed_explained_skipped_and_released() {
         here.ok(&["relay", "--once"]);
         assert_eq!(delivered(&here, "42"), ["e1", "e3", "e7", "e8"]);
     }
+}
+
+#[tokio::test]
+async fn a_parked_event_can_be_edited_before_it_is_released() {
+    let url = crate::relay::postgres().await;
+    let here = Place::with(SETTINGS).variable("POSTHASTE_DATABASE_URL", &url);
+    here.ok(&["migrate", "up", "--lanes"]);
+    for (id, event_type) in [("e1", "Odd"), ("e2", "OrderPlaced")] {
+        write(&here, id, event_type, ("Order", "42"));
+    }
+    here.ok(&["relay", "--once"]);
+    assert_eq!(keys(&here)[0]["head_id"], "e1");
+    // As docs/guide/order.md says.
+    let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
+    let edit = "UPDATE outbox_event SET event_type = 'OrderMended', payload = '{\"mended\":true}' \
+                WHERE event_id = 'e1' AND status = 3";
+    assert_eq!(sqlx::query(edit).execute(&mut connection).await.unwrap().rows_affected(), 1);
+    assert_eq!(here.ok(&["keys", "release", "Order/42", "--yes"]), "1 released\n");
+    here.ok(&["relay", "--once"]);
+    assert_eq!(delivered(&here, "42"), ["e1", "e2"]);
+    assert!(here.read("out.ndjson").lines().next().unwrap().contains("{\"mended\":true}"));
 }
 
 #[test]

@@ -57,6 +57,20 @@ fn order_and_every_event_survive_crashes_lost_leases_and_failures_at_every_step(
     }
 }
 
+/// Also between what a read sees and what it takes, and where it is cut short.
+#[test]
+fn order_and_every_event_survive_crashes_and_lost_leases_during_a_read() {
+    let faults = Faults { either: ANY_NUMBER, ..NONE };
+    holds(Rules { hot: false, cursor: false, slow_reads: true, ..Rules::new(Policy::Block, faults) });
+}
+
+/// Also while a lane is drained that is to be handed over.
+#[test]
+fn order_and_every_event_survive_crashes_and_lost_leases_of_lanes_that_move() {
+    let faults = Faults { either: ANY_NUMBER, handovers: ANY_NUMBER, ..NONE };
+    holds(Rules { hot: false, cursor: false, ..Rules::new(Policy::Block, faults) });
+}
+
 #[test]
 fn order_and_every_event_survive_crashes_and_lost_leases_with_the_hot_path() {
     let faults = Faults { either: ANY_NUMBER, failures: ANY_NUMBER, ..NONE };

@@ -17,6 +17,11 @@ mod kafka {
     async fn an_honest_build_is_valid() {
         is_valid(&format!("--database postgres --destination kafka --seed 1 {PACE} {FAULTS}")).await;
     }
+
+    #[tokio::test]
+    async fn an_honest_build_keeps_the_order() {
+        is_valid(&format!("--ordered --database postgres --destination kafka --seed 15 {PACE} {FAULTS}")).await;
+    }
 }
 
 mod nats {

@@ -78,6 +78,12 @@ async fn an_honest_build_keeps_the_order_on_postgres() {
 }
 
 #[tokio::test]
+async fn an_honest_build_keeps_the_order_on_mariadb() {
+    let database = "database-crash,connections-ended,commit-reply-lost,table-lock,long-transaction,relay-stop";
+    is_valid(&format!("--ordered --database mariadb --seconds 12 --seed 16 {PROCESSES},{database}")).await;
+}
+
+#[tokio::test]
 async fn an_honest_build_keeps_the_order_on_sqlite() {
     is_valid(&format!("--ordered --database sqlite --seconds 8 --seed 11 {PROCESSES},table-lock")).await;
 }
