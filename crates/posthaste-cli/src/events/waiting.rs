@@ -1,7 +1,7 @@
 //! Why an event is not delivered yet, as far as the database knows.
 
 use posthaste::store::{Filter, Key, LaneHolders, Lease, Page, Record, Stall};
-use posthaste::{Event, Status, Timestamp};
+use posthaste::{Event, Status};
 use serde_json::{Value, json};
 
 use crate::database::Database;

@@ -72,8 +72,8 @@ async fn why_an_event_waits_is_by_the_clock_of_the_database() {
     for off in [-OFF, OFF] {
         let here = place(off, "").await;
         here.ok(&["migrate", "up"]);
-        for (id, after, reason) in [("due", "0s", "no_relay"), ("later", "30m", "not_due")] {
-            here.ok(&["events", "write", "--id", id, "--type", "Ticked", "--after", after, "{}"]);
+        for (id, after, reason) in [("due", &[][..], "no_relay"), ("later", &["--after", "30m"], "not_due")] {
+            here.ok(&[&["events", "write", "--id", id, "--type", "Ticked", "{}"], after].concat());
             let shown = here.json(&["events", "show", id, "--output", "json"]);
             assert_eq!(shown["waiting"][0]["reason"], reason, "{off}: {shown:#}");
         }
