@@ -80,8 +80,8 @@ impl fmt::Display for Scheme {
 ///
 /// # Errors
 /// [`Error::Config`] when there is no such part, when it is not known (the message lists those that are), when the
-/// database is known but this build has no support for it, or when the URL of a server has a parameter that its driver does not
-/// know, and would pass over. Messages never show the rest of the URL, which may hold a password.
+/// database is known but this build has no support for it, or when the URL of a server has a parameter that means nothing to
+/// its driver, which would pass over it. Those that mean something to other drivers (`connect_timeout`, `pgbouncer`) are let through. Messages never show the rest of the URL, which may hold a password.
 pub fn detect(url: &str) -> Result<Scheme, Error> {
     let Some((given, _)) = url.split_once(':') else {
         return Err(refused("", format!("it has no scheme; a database URL begins with {}", known())));
