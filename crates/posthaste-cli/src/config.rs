@@ -42,7 +42,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
 }
 
 async fn check(given: &Given) -> Result<ExitCode, Failed> {
-    let settings = match given.settings() {
+    let settings = match given.settings_to_connect() {
         Ok(settings) => settings,
         Err(faults) => {
             for fault in faults.iter() {

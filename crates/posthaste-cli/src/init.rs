@@ -34,9 +34,12 @@ const TABLE: &str = "# table = \"outbox_event\"";
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let url = args.flags.database_url.as_deref();
-    // Before anything is written: a URL with a password in it is refused.
+    // Before anything is written: a URL with a password in it is refused, and one that nobody can connect with.
     let database = match url {
-        Some(_) => Some(Given::read(&args.flags.clone().without_file(), &[], std::env::vars())?.database()?),
+        Some(_) => {
+            let given = Given::read(&args.flags.clone().without_file(), &[], std::env::vars())?;
+            Some(given.database_to_connect()?)
+        }
         None => None,
     };
     let mut text = TEMPLATE.to_owned();

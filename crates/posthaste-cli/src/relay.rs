@@ -97,7 +97,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     ];
     let more: Vec<_> = more.into_iter().flatten().collect();
     let given = Given::read(&args.flags, &more, std::env::vars())?;
-    let settings = given.settings()?;
+    let settings = given.settings_to_connect()?;
     log_to_stderr(&settings.log);
     let mut signals = Signals::new()?;
     // Whoever drains and ends is not there for long enough to be asked.

@@ -156,6 +156,12 @@ impl Given {
         Database::of(self.table.get("database"))
     }
 
+    /// The same for whoever has something to do before he connects: what would be refused then is refused now.
+    pub(crate) fn database_to_connect(&self) -> Result<Database, Fault> {
+        self.database()?;
+        Database::to_connect(self.table.get("database"))
+    }
+
     /// Which way events go, for commands that send nothing. What else belongs to destinations, secrets included, is not looked at.
     pub(crate) fn ways(&self) -> Result<Ways, Faults> {
         let mut faults = Vec::new();
@@ -168,6 +174,16 @@ impl Given {
 
     /// All settings, or everything that is wrong with them.
     pub(crate) fn settings(&self) -> Result<Settings, Faults> {
+        self.with_database(Database::of)
+    }
+
+    /// The same for a relay, and for whoever asks whether one could run: also what a database would be refused for before anybody
+    /// is connected to. Whoever only shows the settings, or tells more about the database, goes without.
+    pub(crate) fn settings_to_connect(&self) -> Result<Settings, Faults> {
+        self.with_database(Database::to_connect)
+    }
+
+    fn with_database(&self, read: impl Fn(Option<&Value>) -> Result<Database, Fault>) -> Result<Settings, Faults> {
         let mut faults = self.faults.clone();
         for (key, origin, _) in self.table.iter() {
             if !SECTIONS.contains(&key) && !["destination", "route"].contains(&key) {
@@ -178,7 +194,7 @@ impl Given {
         }
         let http = self.part("http", &mut faults, Http::of);
         let telemetry = self.part("telemetry", &mut faults, Telemetry::of);
-        let database = self.part("database", &mut faults, Database::of);
+        let database = self.part("database", &mut faults, read);
         let relay = self.part("relay", &mut faults, relay);
         let log = self.part("log", &mut faults, Log::of);
         let destinations = destination::all(self.table.get("destination"), &mut faults);

@@ -63,4 +63,6 @@ pub use postgres::{Partitions, PgStore, PgTx};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteStore, SqliteTx};
 pub use table::TableName;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub use url::check_url;
 pub use url::{Scheme, detect};

@@ -153,6 +153,24 @@ impl Statements {
     }
 }
 
+/// How to connect, as a URL has it.
+///
+/// # Errors
+/// [`Error::Config`] for whatever can be told to be wrong without asking a server.
+pub(crate) fn options(url: &str) -> Result<MySqlConnectOptions, Error> {
+    expect(url, Scheme::MySql)?;
+    let rest = url.split_once(':').map_or("", |(_, rest)| rest);
+    // The URL may hold a password, so it is not shown.
+    let options = MySqlConnectOptions::from_str(&format!("mysql:{rest}")).map_err(|error| Error::Config {
+        field: "url",
+        value: "mysql:…".to_owned(),
+        reason: format!("{error}; a URL looks like mysql://user:password@host:3306/database"),
+    })?;
+    let verifies = matches!(options.get_ssl_mode(), MySqlSslMode::VerifyCa | MySqlSslMode::VerifyIdentity);
+    tls::check(url, Scheme::MySql, verifies)?;
+    Ok(options)
+}
+
 impl MySqlStore {
     /// A store in the table `outbox_event` of the database that the connections of this pool of yours are in.
     ///
@@ -203,16 +221,7 @@ impl MySqlStore {
     /// When the URL is not one of MySQL, says something of TLS that would be ignored, or demands it from a build that has
     /// none; when the server cannot be reached, does not let us in, or is not the one that its certificate has to be of.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        expect(url, Scheme::MySql)?;
-        let rest = url.split_once(':').map_or("", |(_, rest)| rest);
-        // The URL may hold a password, so it is not shown.
-        let options = MySqlConnectOptions::from_str(&format!("mysql:{rest}")).map_err(|error| Error::Config {
-            field: "url",
-            value: "mysql:…".to_owned(),
-            reason: format!("{error}; a URL looks like mysql://user:password@host:3306/database"),
-        })?;
-        let verifies = matches!(options.get_ssl_mode(), MySqlSslMode::VerifyCa | MySqlSslMode::VerifyIdentity);
-        tls::check(url, Scheme::MySql, verifies)?;
+        let options = options(url)?;
         // A pool goes on knocking at a closed door for half a minute; the first connection is to say at once.
         let first = async { options.connect().await?.close().await };
         match first.await {

@@ -154,6 +154,23 @@ impl Statements {
     }
 }
 
+/// How to connect, as a URL has it.
+///
+/// # Errors
+/// [`Error::Config`] for whatever can be told to be wrong without asking a server.
+pub(crate) fn options(url: &str) -> Result<PgConnectOptions, Error> {
+    expect(url, Scheme::Postgres)?;
+    let options = PgConnectOptions::from_str(url).map_err(|error| Error::Config {
+        field: "url",
+        // It may hold a password.
+        value: "postgres:…".to_owned(),
+        reason: format!("{error}; a URL looks like postgres://user:password@host:5432/database"),
+    })?;
+    let verifies = matches!(options.get_ssl_mode(), PgSslMode::VerifyCa | PgSslMode::VerifyFull);
+    tls::check(url, Scheme::Postgres, verifies)?;
+    Ok(options)
+}
+
 impl PgStore {
     /// A store in the table `outbox_event`, on a pool of yours. A pool of one connection will do.
     ///
@@ -209,15 +226,7 @@ impl PgStore {
     /// When the URL is not one of PostgreSQL, says something of TLS that would be ignored, or demands it from a build that
     /// has none; when the server cannot be reached, or is not the one that its certificate has to be of.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        expect(url, Scheme::Postgres)?;
-        let mut options = PgConnectOptions::from_str(url).map_err(|error| Error::Config {
-            field: "url",
-            // It may hold a password.
-            value: "postgres:…".to_owned(),
-            reason: format!("{error}; a URL looks like postgres://user:password@host:5432/database"),
-        })?;
-        let verifies = matches!(options.get_ssl_mode(), PgSslMode::VerifyCa | PgSslMode::VerifyFull);
-        tls::check(url, Scheme::Postgres, verifies)?;
+        let mut options = options(url)?;
         if options.get_application_name().is_none() {
             options = options.application_name("posthaste");
         }

@@ -122,6 +122,24 @@ impl Statements {
     }
 }
 
+/// How to open the file, as a URL has it.
+///
+/// # Errors
+/// [`Error::Config`] for what the driver does not understand.
+pub(crate) fn options(url: &str) -> Result<SqliteConnectOptions, Error> {
+    expect(url, Scheme::Sqlite)?;
+    let rest = url.split_once(':').map_or("", |(_, rest)| rest);
+    let options = SqliteConnectOptions::from_str(&format!("sqlite:{rest}")).map_err(|error| Error::Config {
+        field: "url",
+        // Others have keys of encrypted files in it.
+        value: "sqlite:…".to_owned(),
+        reason: format!("{error}; a URL looks like sqlite:orders.db?mode=rwc"),
+    })?;
+    // A URL that says how to open the file means it.
+    let says_mode = rest.split_once('?').is_some_and(|(_, query)| query.contains("mode="));
+    Ok(if says_mode { options } else { options.create_if_missing(true) })
+}
+
 impl SqliteStore {
     /// A store in the table `outbox_event`, on a pool of yours.
     ///
@@ -207,16 +225,8 @@ impl SqliteStore {
     /// # Errors
     /// When the URL is not one of SQLite, or the file cannot be opened.
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        expect(url, Scheme::Sqlite)?;
+        let options = options(url)?;
         let rest = url.split_once(':').map_or("", |(_, rest)| rest);
-        let options = SqliteConnectOptions::from_str(&format!("sqlite:{rest}")).map_err(|error| Error::Config {
-            field: "url",
-            value: url.to_owned(),
-            reason: format!("{error}; a URL looks like sqlite:orders.db?mode=rwc"),
-        })?;
-        // A URL that says how to open the file means it.
-        let says_mode = rest.split_once('?').is_some_and(|(_, query)| query.contains("mode="));
-        let options = if says_mode { options } else { options.create_if_missing(true) };
         if rest.contains(":memory:") || rest.contains("mode=memory") {
             // Every connection beyond the first would contend for the table locks of a shared cache, and the database
             // is gone when the last one closes.

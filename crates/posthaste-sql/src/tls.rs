@@ -19,6 +19,10 @@ struct Parameters {
     advice: &'static str,
     /// Those of the driver that are about something else.
     others: &'static [&'static str],
+    /// Those of other drivers, and of the URLs that hosters hand out, which mean nothing to this one. It passes over them, and may log
+    /// them with what they say: none is a secret. What some of them can demand of an encrypted connection is not done, and
+    /// `docs/databases.md` says so. One that demands to be encrypted at all (`requiressl`) is none of these.
+    idle: &'static [&'static str],
 }
 
 impl Parameters {
@@ -30,7 +34,7 @@ impl Parameters {
     }
 
     fn knows(&self, name: &str) -> bool {
-        let known = [self.mode, self.authority, self.client, self.others];
+        let known = [self.mode, self.authority, self.client, self.others, self.idle];
         // A setting of the server, which is sent along: options[search_path]=shop.
         let is_option = name.starts_with("options[") && name.ends_with(']') && self.others.contains(&"options");
         is_option || known.iter().any(|known| known.contains(&name))
@@ -53,6 +57,36 @@ const POSTGRES: Parameters = Parameters {
         "statement-cache-capacity",
         "user",
     ],
+    idle: &[
+        "channel_binding",
+        "client_encoding",
+        "connect_timeout",
+        "connection_limit",
+        "fallback_application_name",
+        "gssdelegation",
+        "gssencmode",
+        "gsslib",
+        "keepalives",
+        "keepalives_count",
+        "keepalives_idle",
+        "keepalives_interval",
+        "krbsrvname",
+        "load_balance_hosts",
+        "passfile",
+        "pgbouncer",
+        "pool_timeout",
+        "replication",
+        "schema",
+        "service",
+        "socket_timeout",
+        "ssl_max_protocol_version",
+        "ssl_min_protocol_version",
+        "sslcompression",
+        "sslnegotiation",
+        "sslsni",
+        "target_session_attrs",
+        "tcp_user_timeout",
+    ],
 };
 
 const MYSQL: Parameters = Parameters {
@@ -61,29 +95,63 @@ const MYSQL: Parameters = Parameters {
     client: &["ssl-cert", "sslcert", "ssl-key", "sslkey"],
     advice: "ssl-mode=VERIFY_IDENTITY and ssl-ca=FILE",
     others: &["charset", "collation", "socket", "statement-cache-capacity", "time-zone", "timezone"],
+    // With useSSL, too, TLS is taken if it is offered: it is requireSSL that demands it, and that one is refused.
+    idle: &[
+        "allowPublicKeyRetrieval",
+        "autoReconnect",
+        "characterEncoding",
+        "connectTimeout",
+        "connect_timeout",
+        "connectionLimit",
+        "connection_limit",
+        "loc",
+        "parseTime",
+        "pool_timeout",
+        "serverTimezone",
+        "socketTimeout",
+        "socket_timeout",
+        "useSSL",
+        "useUnicode",
+        "zeroDateTimeBehavior",
+    ],
 };
 
-/// Refuses a URL with a parameter that the driver does not know. That of PostgreSQL writes such a parameter into the log with its value,
+/// Refuses a URL with a parameter that nobody knows. The driver of PostgreSQL writes such a parameter into the log with its value,
 /// which may be a secret; that of MySQL passes over it in silence.
 ///
 /// # Errors
-/// [`Error::Config`], which names the parameter, and not what it is set to.
+/// [`Error::Config`], which names the parameter if it is one beyond doubt, and never says what it is set to.
 pub(crate) fn check_names(url: &str, scheme: Scheme) -> Result<(), Error> {
     // What is no URL is refused later, and SQLite's driver refuses what it does not know by itself.
     let (Scheme::Postgres | Scheme::MySql, Ok(parsed)) = (scheme, Url::parse(url)) else { return Ok(()) };
     let known = Parameters::of(scheme);
-    let Some((name, _)) = parsed.query_pairs().find(|(name, _)| !known.knows(name)) else { return Ok(()) };
-    // What looks like no name may be the rest of a password that has a question mark in it.
-    let is_name = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.[]".contains(c)) && name.len() <= 40;
-    let shown = if is_name { &*name } else { "…" };
-    let lower = name.to_ascii_lowercase();
-    let advice = if lower.contains("ssl") || lower.contains("tls") {
-        format!("say {}", known.advice)
-    } else {
-        format!("leave it out, or say one of those that are known: {}, and those of TLS", known.others.join(", "))
+    let Some((place, (name, _))) = parsed.query_pairs().enumerate().find(|(_, (name, _))| !known.knows(name)) else {
+        return Ok(());
     };
-    let reason = format!("its parameter {shown:?} is not known, and would be ignored; {advice}");
+    let advice =
+        format!("leave it out, or say one of those that are known: {}, and those of TLS", known.others.join(", "));
+    let lower = name.to_ascii_lowercase();
+    let reason = if !is_name(&parsed, place, &name) {
+        format!(
+            "a parameter of it is not known, and would be ignored; percent-encode what stands in a password, or {advice}"
+        )
+    } else if lower.contains("ssl") || lower.contains("tls") {
+        format!("its parameter {name:?} is not known, and would be ignored; say {}", known.advice)
+    } else {
+        format!("its parameter {name:?} is not known, and would be ignored; {advice}")
+    };
     Err(Error::Config { field: "url", value: format!("{}:…", parsed.scheme()), reason })
+}
+
+/// Whether what is called so at a place of the query is a parameter. It may be a part of a password instead, in which somebody has
+/// encoded neither a question mark nor an ampersand: then no value follows, or somewhere behind it the at sign that ends a password.
+fn is_name(url: &Url, place: usize, name: &str) -> bool {
+    // As the pairs are counted, in which empty parts are left out.
+    let mut parts = url.query().unwrap_or_default().split('&').filter(|part| !part.is_empty()).skip(place).peekable();
+    let has_value = parts.peek().is_some_and(|part| part.contains('='));
+    let ends_password = parts.chain(url.fragment()).any(|part| part.contains('@'));
+    let looks_like_one = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.[]".contains(c)) && name.len() <= 40;
+    has_value && !ends_password && looks_like_one
 }
 
 /// Refuses a URL whose words about TLS sqlx would pass over in silence. `verifies` says whether the mode that it came to,
@@ -199,7 +267,8 @@ mod tests {
         for (url, scheme) in [
             ("mysql://u:secret@h/d?ssl_mode=VERIFY_IDENTITY", Scheme::MySql),
             ("mysql://h/d?sslrootcert=ca.pem", Scheme::MySql),
-            ("mysql://h/d?useSSL=true", Scheme::MySql),
+            ("mysql://h/d?requireSSL=true", Scheme::MySql),
+            ("postgres://h/d?requiressl=1", Scheme::Postgres),
             ("postgres://u:secret@h/d?tls=1", Scheme::Postgres),
             ("postgres://h/d?sslMode=require", Scheme::Postgres),
         ] {
@@ -221,9 +290,7 @@ mod tests {
             ("postgres://h/d?apikey=hunter2", Scheme::Postgres, "\"apikey\""),
             ("postgres://h/d?application_name=x&sslpassword=hunter2", Scheme::Postgres, "\"sslpassword\""),
             ("postgres://h/d?options[search_path=hunter2", Scheme::Postgres, "\"options[search_path\""),
-            ("postgresql://h/d?connect_timeout=hunter2", Scheme::Postgres, "\"connect_timeout\""),
-            // Somebody has not encoded a password that begins with digits.
-            ("postgres://u:12?hunter2@h/d", Scheme::Postgres, "\"…\""),
+            ("postgresql://h/d?&connect_timeuot=hunter2", Scheme::Postgres, "\"connect_timeuot\""),
             ("mysql://h/d?password=hunter2", Scheme::MySql, "\"password\""),
             ("mariadb://h/d?options[x]=hunter2", Scheme::MySql, "\"options[x]\""),
         ] {
@@ -238,6 +305,52 @@ mod tests {
             ("sqlite:shop.db?mode=ro", Scheme::Sqlite),
         ] {
             check_names(url, scheme).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_may_be_a_part_of_a_password_is_not_shown() {
+        for url in [
+            // A password that begins with digits, and then has a sign in it that ought to be encoded.
+            "postgres://u:12?hunter2@h/d",
+            "postgres://u:12?hunter2=x@h/d",
+            "postgres://u:12?hunter2=x&y=z@h/d",
+            "postgres://u:12?hunter2=x#y@h/d",
+            "postgres://u:12?hunter2=x@h/d?sslmode=require",
+            "postgres://u:12?sslhunter2=x@h/d",
+            // And one that stands behind the question mark.
+            "postgres://h/d?password=abc&hunter2",
+            "postgres://h/d?password=abc&&hunter2&sslmode=require",
+            "postgres://h/d?password=abc&hunter2%21=x",
+            "postgres://h/d?password=abc&hunter2-and-whatever-else-is-in-a-long-one=",
+        ] {
+            let error = check_names(url, Scheme::Postgres).unwrap_err().to_string();
+            assert!(
+                error.contains("a parameter of it is not known") && error.contains("percent-encode"),
+                "{url}: {error}"
+            );
+            assert!(!error.contains("hunter2"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_means_something_to_other_drivers_alone_is_passed_over() {
+        for (url, scheme) in [
+            ("postgres://u:p@h/d?sslmode=require&channel_binding=require", Scheme::Postgres),
+            ("postgres://h/d?pgbouncer=true&connect_timeout=10&schema=public", Scheme::Postgres),
+            ("postgres://h/d?connection_limit=5&pool_timeout=0&target_session_attrs=read-write", Scheme::Postgres),
+            ("postgres://h/d?keepalives=1&keepalives_idle=9&tcp_user_timeout=9&gssencmode=disable", Scheme::Postgres),
+            ("mysql://h/d?useSSL=false&allowPublicKeyRetrieval=true&serverTimezone=UTC", Scheme::MySql),
+            ("mariadb://h/d?connection_limit=5&connect_timeout=10&parseTime=true&loc=Local", Scheme::MySql),
+        ] {
+            check_names(url, scheme).and_then(|()| check(url, scheme, false)).unwrap();
+        }
+        for (url, scheme) in [
+            ("mysql://h/d?pgbouncer=true", Scheme::MySql),
+            ("postgres://h/d?parseTime=true", Scheme::Postgres),
+            ("postgres://h/d?Connect_Timeout=10", Scheme::Postgres),
+        ] {
+            check_names(url, scheme).unwrap_err();
         }
     }
 

@@ -80,8 +80,8 @@ impl fmt::Display for Scheme {
 ///
 /// # Errors
 /// [`Error::Config`] when there is no such part, when it is not known (the message lists those that are), when the
-/// database is known but this build has no support for it, or when the URL of a server has a parameter that its driver does not
-/// know, and would pass over. Messages never show the rest of the URL, which may hold a password.
+/// database is known but this build has no support for it, or when the URL of a server has a parameter that means nothing to
+/// its driver, which would pass over it. Those that mean something to other drivers (`connect_timeout`, `pgbouncer`) are let through. Messages never show the rest of the URL, which may hold a password.
 pub fn detect(url: &str) -> Result<Scheme, Error> {
     let Some((given, _)) = url.split_once(':') else {
         return Err(refused("", format!("it has no scheme; a database URL begins with {}", known())));
@@ -100,6 +100,38 @@ pub fn detect(url: &str) -> Result<Scheme, Error> {
             format!("support for {scheme} is not compiled into this build; build with the feature `{feature}`"),
         ))
     }
+}
+
+/// The same of a URL that its store can use, as far as that can be told without connecting: it is read as `connect` reads it.
+///
+/// ```
+/// use posthaste_sql::{Scheme, check_url};
+///
+/// # #[cfg(feature = "sqlite")]
+/// assert_eq!(check_url("sqlite:shop.db")?, Scheme::Sqlite);
+/// assert!(check_url("sqlite:shop.db?mode=fast").is_err());
+/// # Ok::<(), posthaste_core::store::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`detect`]; also when the driver does not understand what the URL says, when it names an authority that no certificate would
+/// be checked against, and when a file about TLS that it names cannot be read. Whether there is a file of SQLite is not looked at.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub fn check_url(url: &str) -> Result<Scheme, Error> {
+    let scheme = detect(url)?;
+    #[cfg(feature = "sqlite")]
+    if scheme == Scheme::Sqlite {
+        crate::sqlite::options(url)?;
+    }
+    #[cfg(feature = "postgres")]
+    if scheme == Scheme::Postgres {
+        crate::postgres::options(url)?;
+    }
+    #[cfg(feature = "mysql")]
+    if scheme == Scheme::MySql {
+        crate::mysql::options(url)?;
+    }
+    Ok(scheme)
 }
 
 /// Refuses a URL that speaks of another database than the one at hand.
@@ -168,6 +200,29 @@ mod tests {
             let error = detect(url).unwrap_err().to_string();
             assert!(error.contains("not compiled into this build"), "{error}");
             assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    fn what_a_store_would_refuse_is_refused_before_it_connects() {
+        for (url, words) in [
+            ("sqlite:shop.db?hue=1", "unknown query parameter"),
+            ("postgres://u:secret@h/d?sslmode=bogus", "unknown value"),
+            ("postgres://u:secret@h/d?port=x", "invalid digit"),
+            ("postgres://u:secret@h:many/d", "invalid port number"),
+            ("postgres://u:secret@h/d?sslmode=verify-full&sslrootcert=%2Fnowhere%2Fca.pem", "cannot be read"),
+            ("mysql://u:secret@h/d?statement-cache-capacity=x", "invalid digit"),
+            ("mariadb://u:secret@h/d?ssl-mode=REQUIRED&ssl-ca=ca.pem", "no certificate is checked"),
+        ] {
+            let error = check_url(url).unwrap_err().to_string();
+            let words = if error.contains("not compiled into this build") { "" } else { words };
+            assert!(error.contains(words) && !error.contains("secret"), "{url}: {error}");
+        }
+        for url in ["sqlite:shop.db?mode=ro", "sqlite::memory:", "postgres://u:secret@h/d?sslmode=require", "mysql://h"]
+        {
+            let error = check_url(url).err().map_or_else(String::new, |error| error.to_string());
+            assert!(error.is_empty() || error.contains("not compiled into this build"), "{url}: {error}");
         }
     }
 

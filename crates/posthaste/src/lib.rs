@@ -223,8 +223,6 @@ pub use posthaste_core::{
 #[cfg(feature = "derive")]
 pub use posthaste_macros::Event;
 
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
-pub use posthaste_sql::driver;
 #[cfg(feature = "mysql")]
 pub use posthaste_sql::{MySqlStore, MySqlTx};
 #[cfg(feature = "postgres")]
@@ -233,3 +231,5 @@ pub use posthaste_sql::{Partitions, PgStore};
 pub use posthaste_sql::{Scheme, TableName, detect};
 #[cfg(feature = "sqlite")]
 pub use posthaste_sql::{SqliteStore, SqliteTx};
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub use posthaste_sql::{check_url, driver};

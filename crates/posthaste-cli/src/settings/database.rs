@@ -97,17 +97,30 @@ impl Database {
     pub(super) fn of(given: Option<&Value>) -> Result<Self, Fault> {
         let Some(given) = given else { return Ok(Self { migrate: true, ..Self::default() }) };
         let mut database: Self = given.read("database")?;
-        let of = |key| given.as_table().and_then(|table| table.get(key));
+        let is_said = |key| given.as_table().is_some_and(|table| table.get(key).is_some());
         // Whoever names no database has none to protect.
-        if of("url").is_none() && of("migrate").is_none() {
+        if !is_said("url") && !is_said("migrate") {
             database.migrate = true;
         }
-        let wrong = |key: &'static str, error: posthaste::store::Error| {
-            let origin = of(key).map_or(&Origin::Default, |value| &value.origin);
-            Fault::new(origin, format!("database.{key}"), error.to_string())
-        };
-        posthaste::detect(&database.url).map_err(|error| wrong("url", error))?;
-        TableName::parse(&database.table).map_err(|error| wrong("table", error))?;
+        posthaste::detect(&database.url).map_err(|error| wrong(Some(given), "url", error.to_string()))?;
+        TableName::parse(&database.table).map_err(|error| wrong(Some(given), "table", error.to_string()))?;
         Ok(database)
     }
+
+    /// The same for whoever is to connect there. What no server has to be asked for is looked at before: whether the driver understands
+    /// the URL, whether the files that it names can be read, and whether there is a place for the file of SQLite.
+    pub(super) fn to_connect(given: Option<&Value>) -> Result<Self, Fault> {
+        let database = Self::of(given)?;
+        posthaste::check_url(&database.url).map_err(|error| wrong(given, "url", error.to_string()))?;
+        match database.missing() {
+            Some(Missing::Directory(reason)) => Err(wrong(given, "url", reason)),
+            Some(Missing::File(_)) | None => Ok(database),
+        }
+    }
+}
+
+/// What is wrong with a key, where it stands.
+fn wrong(given: Option<&Value>, key: &str, message: String) -> Fault {
+    let value = given.and_then(Value::as_table).and_then(|table| table.get(key));
+    Fault::new(value.map_or(&Origin::Default, |value| &value.origin), format!("database.{key}"), message)
 }

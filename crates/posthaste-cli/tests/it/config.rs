@@ -50,6 +50,36 @@ pub(crate) const WRONG: &[(&str, &str, &[&str])] = &[
         "posthaste.toml:2:7: database.url: ",
         &["no-such-file cannot be read"],
     ),
+    (
+        "[database]\nurl = \"postgres://shop@db/shop?sslmode=bogus\"\n",
+        "posthaste.toml:2:7: database.url: ",
+        &["unknown value", "ssl_mode"],
+    ),
+    (
+        "[database]\nurl = \"postgres://shop@db/shop?port=x\"\n",
+        "posthaste.toml:2:7: database.url: ",
+        &["invalid digit", "a URL looks like postgres://"],
+    ),
+    (
+        "[database]\nurl = \"mysql://shop@db/shop?statement-cache-capacity=x\"\n",
+        "posthaste.toml:2:7: database.url: ",
+        &["invalid digit", "a URL looks like mysql://"],
+    ),
+    (
+        "[database]\nurl = \"postgres://shop@db/shop?sslmode=verify-full&sslrootcert=no-such.pem\"\n",
+        "posthaste.toml:2:7: database.url: ",
+        &["sslrootcert", "cannot be read"],
+    ),
+    (
+        "[database]\nurl = \"sqlite:x.db?foo=1\"\n",
+        "posthaste.toml:2:7: database.url: ",
+        &["unknown query parameter `foo`"],
+    ),
+    (
+        "[database]\nurl = \"sqlite:no/such/x.db\"\n",
+        "posthaste.toml:2:7: database.url: ",
+        &["there is no directory no/such"],
+    ),
     ("[log]\nformat = \"xml\"\n", "posthaste.toml:2:10: log.format: ", &["unknown variant `xml`", "`json`"]),
     ("[log]\nfilter = \"a=b=c\"\n", "posthaste.toml:2:10: log.filter: ", &["warn,posthaste=debug"]),
     (
@@ -472,6 +502,76 @@ fn init_writes_down_which_table_it_made() {
     let stats = here.ok(&["stats", "--database-url", "sqlite:shop.db", "--table", "shop_event"]);
     assert!(stats.contains('1'), "{stats}");
     assert!(here.ok(&["config", "print"]).contains("shop_event"));
+}
+
+#[test]
+fn init_writes_nothing_for_a_database_that_cannot_be() {
+    let here = Place::new();
+    for (url, words) in [
+        ("sqlite:no/such/shop.db", "there is no directory no/such"),
+        ("sqlite:shop.db?foo=1", "unknown query parameter"),
+        ("postgres://shop@127.0.0.1:1/shop?sslmode=bogus", "unknown value"),
+    ] {
+        let error = here.fails(3, &["init", "--database-url", url]);
+        assert!(error.contains("flag --database-url: database.url: ") && error.contains(words), "{error}");
+        assert!(!here.path("posthaste.toml").exists() && !here.path("shop.db").exists(), "{url}");
+    }
+    // So that the next try is none too many.
+    here.ok(&["init", "--database-url", "sqlite:shop.db"]);
+}
+
+#[test]
+fn a_database_url_that_is_a_secret_and_wrong_is_not_shown() {
+    for (url, words) in [
+        ("postgres://shop:hunter2@db/shop?sslmode=bogus", "unknown value"),
+        ("postgres://shop:hunter2@db/shop?port=x", "invalid digit"),
+        ("postgres://shop:hunter2@db/shop?sslmode=verify-full&sslrootcert=no-such.pem", "cannot be read"),
+        ("mysql://shop:hunter2@db/shop?statement-cache-capacity=x", "invalid digit"),
+        ("sqlite:shop.db?key=hunter2", "unknown query parameter"),
+        ("postgres://shop:12?hunter2=x@db/shop", "a parameter of it is not known"),
+        ("postgres://db/shop?password=abc&hunter2", "a parameter of it is not known"),
+    ] {
+        for secret in ["env:SHOP_DATABASE", "file:secret"] {
+            let here = Place::with(&format!("[database]\nurl = \"{secret}\"\n")).variable("SHOP_DATABASE", url);
+            here.write("secret", url);
+            for command in [&["config", "check"][..], &["relay"], &["relay", "--once"]] {
+                let error = here.fails(3, command);
+                assert!(error.starts_with("error: posthaste.toml:2:7: database.url: "), "{command:?}: {error}");
+                assert!(error.contains(words) && !error.contains("hunter2"), "{command:?}: {error}");
+            }
+        }
+    }
+}
+
+/// They would be no help to whoever looks for what is wrong.
+#[test]
+fn whoever_shows_the_settings_needs_no_database_that_can_be_connected_to() {
+    for url in [
+        "sqlite:no/such/shop.db",
+        "postgres://shop@127.0.0.1:1/shop?sslmode=bogus",
+        "postgres://shop@127.0.0.1:1/shop?sslmode=verify-full&sslrootcert=no-such.pem",
+    ] {
+        let here = Place::with(&format!("[database]\nurl = \"{url}\"\n"));
+        here.fails(3, &["config", "check"]);
+        assert!(here.ok(&["config", "print"]).contains("database.url = "), "{url}");
+        let found = here.run(&["doctor", "--no-destinations"]);
+        assert_eq!(found.status.code(), Some(1), "{url}: {}{}", stdout(&found), stderr(&found));
+    }
+}
+
+#[test]
+fn urls_are_right_as_hosters_and_other_drivers_have_them() {
+    for url in [
+        "postgres://shop:hunter2@127.0.0.1:1/shop?sslmode=require&channel_binding=require",
+        "postgres://shop:hunter2@127.0.0.1:1/shop?schema=public&pgbouncer=true&connection_limit=1&connect_timeout=10",
+        "mysql://shop:hunter2@127.0.0.1:1/shop?useSSL=false&allowPublicKeyRetrieval=true&serverTimezone=UTC",
+    ] {
+        let here = Place::new().variable("POSTHASTE_DATABASE_URL", url);
+        here.ok(&["config", "check"]);
+        // The server itself is another matter.
+        let error = here.fails(4, &["stats"]);
+        assert!(!error.contains("hunter2"), "{error}");
+    }
 }
 
 /// The driver would write them into the log, with what they say.

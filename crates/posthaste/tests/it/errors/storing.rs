@@ -36,14 +36,14 @@ async fn urls(book: &mut Book) {
     add("MySqlStore::connect, a URL of PostgreSQL", MySqlStore::connect("postgres://host/shop").await.unwrap_err());
     add("MySqlStore::connect, a port that is none", MySqlStore::connect("mysql://host:many/shop").await.unwrap_err());
     for url in [
-        "postgres://user:secret@host/shop?connect_timeout=5",
+        "postgres://user:secret@host/shop?apikey=5",
         "postgres://user:secret@host/shop?sslMode=require",
         "postgres://host/shop?sslmode=require&sslrootcert=ca.pem",
         "postgres://host/shop?sslmode=verify-full&sslrootcert=nowhere%2Fca.pem",
     ] {
         add(&format!("PgStore::connect({url:?})"), PgStore::connect(url).await.unwrap_err());
     }
-    let url = "mysql://user:secret@host/shop?useSSL=true";
+    let url = "mysql://user:secret@host/shop?requireSSL=true";
     add(&format!("MySqlStore::connect({url:?})"), MySqlStore::connect(url).await.unwrap_err());
 }
 
