@@ -100,7 +100,7 @@ async fn look_at_table(
 /// Whether somebody else had something for longer than we wait for it.
 fn is_late(error: &sqlx::Error) -> bool {
     const LOCK_NOT_AVAILABLE: &str = "55P03";
-    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == LOCK_NOT_AVAILABLE)
+    error.as_database_error().and_then(sqlx::error::DatabaseError::code).is_some_and(|code| code == LOCK_NOT_AVAILABLE)
 }
 
 /// Who lets nobody else read the table or a part of it, by PID.
