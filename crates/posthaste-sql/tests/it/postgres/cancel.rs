@@ -29,16 +29,23 @@ async fn cut_everywhere_after<P, T>(
     mut prepare: impl AsyncFnMut(usize) -> P,
     call: impl AsyncFn(P) -> T,
 ) {
-    let mut cut = 0;
-    for polls in 1.. {
-        let finished = cut_short(polls, call(prepare(polls).await)).await.is_some();
-        assert_no_transaction_is_open(store).await;
-        if finished {
-            break;
+    let (mut cut, mut calls) = (0, 0);
+    // A server that is quick may have answered before the first poll is over: then once more.
+    for _ in 0..50 {
+        for polls in 1.. {
+            calls += 1;
+            let finished = cut_short(polls, call(prepare(calls).await)).await.is_some();
+            assert_no_transaction_is_open(store).await;
+            if finished {
+                break;
+            }
+            cut += 1;
         }
-        cut += 1;
+        if cut > 0 {
+            return;
+        }
     }
-    assert!(cut > 0, "it was never cut");
+    panic!("it was never cut");
 }
 
 #[tokio::test]
