@@ -60,9 +60,9 @@
 //! [`Webhook::enable`] uses one again. They are kept in memory: a new process tries each once.
 
 mod address;
+mod connection;
 mod endpoint;
 mod options;
-mod reach;
 mod request;
 mod signature;
 
@@ -77,21 +77,21 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use posthaste_core::EventId;
-use reqwest::{Client, Url};
 use tokio::sync::{RwLock, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
+use url::Url;
 
 use crate::breaker::{Breaker, BreakerState};
 use crate::destination::{Destination, LONGEST_LIMIT};
 use crate::envelope::Binding;
 use crate::publisher::{Message, PublishError, Publisher, Results};
 use crate::template::Template;
-use crate::tls;
 
-use address::PublicOnly;
+use address::not_public;
+use connection::{Connector, Line};
 use endpoint::{Away, Endpoint, Endpoints, Vain};
-use request::{Answer, Limit, Request};
+use request::{Answer, Limit, Request, Target, private};
 use signature::Secret;
 
 pub use options::WebhookOptions;
@@ -123,7 +123,7 @@ pub struct Webhook {
 struct Inner {
     options: WebhookOptions,
     secrets: Vec<Secret>,
-    client: Client,
+    connector: Connector,
     endpoints: Endpoints,
     closed: AtomicBool,
     /// Held by those who send, and taken by who closes.
@@ -181,7 +181,7 @@ impl Webhook {
         let secrets = options.secrets.iter().map(|secret| Secret::new(secret)).collect::<Result<_, _>>();
         let inner = Inner {
             secrets: secrets.map_err(PublishError::permanent)?,
-            client: client(&options).map_err(PublishError::permanent)?,
+            connector: Connector::new(&options).map_err(PublishError::permanent)?,
             endpoints: Endpoints::new(&options.name, options.concurrency),
             closed: AtomicBool::new(false),
             under_way: RwLock::default(),
@@ -214,11 +214,13 @@ impl Webhook {
     /// When nothing is sent to such URLs, as [`check_address`](Publisher::check_address) says; when nobody is there within the time
     /// for connecting, or he cannot be trusted; when the address is not public and that was not allowed.
     pub async fn reach(&self, url: &str) -> Result<(), PublishError> {
-        let options = &self.inner.options;
-        let url = request::url(url, options)?;
-        match timeout(options.connect_timeout, reach::connect(&url, options)).await {
-            Ok(connected) => connected,
-            Err(_) => Err(PublishError::outage(format!("nobody has answered within {:?}", options.connect_timeout))),
+        let target = Target::new(url, &self.inner.options)?;
+        match self.inner.connector.connect(target.whole()).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(match not_public(&*error) {
+                Some(refused) => private(refused),
+                None => PublishError::outage(in_one_line(&*error)),
+            }),
         }
     }
 
@@ -337,37 +339,42 @@ impl Webhook {
     /// Sends lanes until there are none left, request by request.
     async fn hand(&self, round: &Round<'_>, lanes: &Mutex<impl Iterator<Item = Vec<Request>>>) -> Vec<(usize, Fate)> {
         let (mut fates, mut limit) = (Vec::new(), Limit::new(self.inner.options.time_limit));
+        let mut line = Line::new(&self.inner.connector, &round.endpoint.idle);
         let mut place: Option<Place<'_>> = None;
         let next = || lock(lanes).next();
         while let Some(lane) = next() {
             for mut request in lane {
                 if place.as_ref().is_none_or(|place| place.taken_at.elapsed() >= TURN) {
                     // First given back: others are before us now.
+                    line.leave();
                     drop(place.take());
                     place = Place::of(round.endpoint, round.until).await;
                 }
                 let fate = match place {
                     // A place that is free at once is given also to who comes too late.
-                    Some(_) if Instant::now() < round.until => self.one(round, &mut request, &mut limit).await,
+                    Some(_) if Instant::now() < round.until => {
+                        self.one(round, &mut request, &mut line, &mut limit).await
+                    }
                     _ => round.put_off(&request, "the endpoint is slow, and others were first", BUSY),
                 };
                 fates.push((request.place, fate));
             }
         }
+        line.leave();
         fates
     }
 
     /// Sends one, and notes what became of it, unless nobody was there.
-    async fn one(&self, round: &Round<'_>, request: &mut Request, limit: &mut Limit) -> Fate {
-        let Inner { options, secrets, client, endpoints, .. } = &*self.inner;
+    async fn one(&self, round: &Round<'_>, request: &mut Request, line: &mut Line<'_>, limit: &mut Limit) -> Fate {
+        let Inner { options, secrets, endpoints, .. } = &*self.inner;
         // One that found nobody is enough.
         if lock(&round.absence).is_some() {
             return Fate::Untried;
         }
-        if endpoints.is_disabled(&request.url) {
+        if endpoints.is_disabled(&request.target.url) {
             return round.put_off(request, GONE, options.gone_pause);
         }
-        let answer = request.send(client, secrets, limit).await;
+        let answer = request.send(line, secrets, limit).await;
         let judged = |result| {
             round.results.note(request.place, result);
             Fate::Answered
@@ -388,15 +395,15 @@ impl Webhook {
             Answer::Unavailable(error) => round.in_vain(request, error),
             Answer::Away(error) => {
                 round.endpoint.is_away(Away::Nobody);
-                let reason = in_one_line(&error);
+                let reason = in_one_line(&*error);
                 lock(&round.absence).get_or_insert(Absence { away: Away::Nobody, reason, pause: None });
                 Fate::Away
             }
             Answer::Gone => {
-                let host = request.url.host_str().unwrap_or_default();
+                let host = request.target.url.host_str().unwrap_or_default();
                 warn!(destination = options.name, host, "an endpoint answered 410 and gets nothing any more");
                 round.endpoint.answered();
-                endpoints.disable(&request.url);
+                endpoints.disable(&request.target.url);
                 judged(Err(PublishError::deferred(GONE, options.gone_pause)))
             }
         }
@@ -406,18 +413,18 @@ impl Webhook {
 /// A URL, and which group of a batch goes to its endpoint.
 struct Known {
     text: String,
-    url: Url,
+    target: Arc<Target>,
     group: usize,
 }
 
 impl Known {
-    fn new(text: &str, url: Url, endpoints: &Endpoints, groups: &mut Vec<(Arc<Endpoint>, Vec<Request>)>) -> Self {
-        let endpoint = endpoints.of(&url);
+    fn new(text: &str, target: Target, endpoints: &Endpoints, groups: &mut Vec<(Arc<Endpoint>, Vec<Request>)>) -> Self {
+        let endpoint = endpoints.of(&target.url);
         let group = groups.iter().position(|(known, _)| Arc::ptr_eq(known, &endpoint)).unwrap_or_else(|| {
             groups.push((endpoint, Vec::new()));
             groups.len() - 1
         });
-        Self { text: text.to_owned(), url, group }
+        Self { text: text.to_owned(), target: Arc::new(target), group }
     }
 }
 
@@ -494,8 +501,8 @@ impl Publisher for Webhook {
         let mut last: Option<Known> = None;
         for (place, message) in messages.into_iter().enumerate() {
             if last.as_ref().is_none_or(|known| known.text != message.to) {
-                let url = request::url(&message.to, options);
-                last = match url.map(|url| Known::new(&message.to, url, endpoints, &mut groups)) {
+                let target = Target::new(&message.to, options);
+                last = match target.map(|target| Known::new(&message.to, target, endpoints, &mut groups)) {
                     Ok(known) => Some(known),
                     Err(error) => {
                         results.note(place, Err(error.unasked()));
@@ -503,8 +510,8 @@ impl Publisher for Webhook {
                     }
                 };
             }
-            let Some(Known { url, group, .. }) = &last else { continue };
-            match Request::new(place, url.clone(), message, options) {
+            let Some(Known { target, group, .. }) = &last else { continue };
+            match Request::new(place, Arc::clone(target), message, options) {
                 Ok(request) => groups[*group].1.push(request),
                 Err(error) => results.note(place, Err(error.unasked())),
             }
@@ -551,25 +558,4 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn in_one_line(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
-/// Goes nowhere by itself: no redirects, no proxies of the environment, no second try.
-fn client(options: &WebhookOptions) -> Result<Client, Box<dyn Error + Send + Sync>> {
-    let mut tls = tls::client_config(options.ca_file.as_deref(), None)?;
-    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let mut client = Client::builder()
-        .tls_backend_preconfigured(tls)
-        .http1_only()
-        .redirect(reqwest::redirect::Policy::none())
-        .retry(reqwest::retry::never())
-        .no_proxy()
-        .referer(false)
-        .user_agent(concat!("posthaste/", env!("CARGO_PKG_VERSION")))
-        // Who is not there has to be told from who has no answer.
-        .connect_timeout(options.connect_timeout.min(options.time_limit * 3 / 4))
-        .pool_max_idle_per_host(options.concurrency.max(1));
-    if !options.allow_private_addresses {
-        client = client.dns_resolver(Arc::new(PublicOnly));
-    }
-    Ok(client.build()?)
 }

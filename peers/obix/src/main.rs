@@ -9,6 +9,8 @@ use obix::out::Outbox;
 use obix::{EventCtx, EventDelivery, MailboxConfig, OutboxEventJobConfig, SingletonSubscriber};
 use peers_common::{CUSTOMER, Handled, ORDER, ORDERS, Payload, Peer};
 use sqlx::postgres::{PgPool, PgPoolOptions};
+use tokio::runtime::Handle;
+use tokio::task;
 use tokio_util::sync::CancellationToken;
 
 const SCHEMA: &str = include_str!(concat!(env!("OUT_DIR"), "/schema.sql"));
@@ -34,8 +36,10 @@ impl Obix {
             .event_cache_size(CACHE)
             .backfill_page_size(PAGE)
             .build();
-        let init = async || Outbox::init(&self.pool, config).await.map_err(|error| anyhow::anyhow!("{error:?}"));
-        self.outbox.get_or_try_init(init).await
+        // The compiler cannot tell of its future that it may go from thread to thread.
+        let init = || Handle::current().block_on(Outbox::init(&self.pool, config));
+        let init = async { task::block_in_place(init).map_err(|error| anyhow::anyhow!("{error:?}")) };
+        self.outbox.get_or_try_init(|| init).await
     }
 }
 

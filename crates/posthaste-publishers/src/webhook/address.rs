@@ -3,8 +3,7 @@
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use reqwest::Url;
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use url::Url;
 
 /// An address that nobody on the internet has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,24 +13,6 @@ pub(super) struct NotPublic(String);
 impl NotPublic {
     pub(super) fn new(host: &str) -> Self {
         Self(host.to_owned())
-    }
-}
-
-/// Finds the addresses of a name, and leaves out those that are not public.
-///
-/// The connection is made to what it gives, so that a name cannot lead elsewhere after it was looked at.
-pub(super) struct PublicOnly;
-
-impl Resolve for PublicOnly {
-    fn resolve(&self, name: Name) -> Resolving {
-        Box::pin(async move {
-            let mut found = tokio::net::lookup_host((name.as_str(), 0)).await?.collect::<Vec<_>>();
-            found.retain(|address| is_public(address.ip()));
-            if found.is_empty() {
-                return Err(NotPublic::new(name.as_str()).into());
-            }
-            Ok(Box::new(found.into_iter()) as Addrs)
-        })
     }
 }
 

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use posthaste_core::EventId;
-use reqwest::Url;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+use url::Url;
 
+use super::connection::Idle;
 use crate::breaker::{Breaker, BreakerState};
 
 /// How many are remembered.
@@ -35,6 +36,8 @@ pub(super) struct Endpoint {
     pub(super) breaker: Breaker,
     /// For requests at once.
     pub(super) places: Semaphore,
+    /// No more of them than places.
+    pub(super) idle: Idle,
     /// When it was asked for last, counted in such questions.
     used: AtomicU64,
     /// It has a URL that is the same for all events.
@@ -173,6 +176,7 @@ impl Endpoints {
             Arc::new(Endpoint {
                 breaker,
                 places: Semaphore::new(self.concurrency),
+                idle: Idle::default(),
                 used: AtomicU64::new(asked),
                 fixed: AtomicBool::new(false),
                 health: Mutex::default(),

@@ -2,15 +2,25 @@
 
 use std::borrow::Cow;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT,
+};
+use hyper::{Method, Response, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
 use posthaste_core::EventId;
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use reqwest::{Client, Response, StatusCode, Url};
 use tokio::time::{Instant, Sleep, sleep};
+use url::{Position, Url};
 
 use super::address::{NotPublic, not_public, written_as_private};
+use super::connection::{BoxError, Connection, Failure, Line};
 use super::options::WebhookOptions;
 use super::signature::{Secret, sign};
 use crate::address::brief;
@@ -44,8 +54,11 @@ const OURS: [&str; 15] = [
     "webhook-timestamp",
 ];
 
+/// Who says that he sends it.
+const AGENT: HeaderValue = HeaderValue::from_static(concat!("posthaste/", env!("CARGO_PKG_VERSION")));
+
 /// How many of these there are in a request, and what the client adds by itself.
-const OTHERS: usize = 8;
+const OTHERS: usize = 9;
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
@@ -54,11 +67,57 @@ const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp
 /// What opens doors. An event that somebody else wrote must not bring keys along, nor replace those of the URL.
 const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
 
+/// Where requests of one URL go.
+pub(super) struct Target {
+    pub(super) url: Url,
+    whole: Uri,
+    /// What is asked for there.
+    path: Uri,
+    host: HeaderValue,
+    /// Of a user in the URL.
+    authorization: Option<HeaderValue>,
+}
+
+impl Target {
+    /// # Errors
+    /// When nothing is sent to such a URL.
+    pub(super) fn new(text: &str, options: &WebhookOptions) -> Result<Self, PublishError> {
+        let url = url(text, options)?;
+        // It may have a token in it, and is not shown.
+        let no_request = || PublishError::permanent("a URL that cannot be written into a request of HTTP");
+        let uri = |part: &str| part.parse::<Uri>().map_err(|_| no_request());
+        let whole = uri(&url[..Position::AfterQuery])?;
+        let path = uri(&url[Position::BeforePath..Position::AfterQuery])?;
+        let host = &url[Position::BeforeHost..Position::AfterPort];
+        let host = HeaderValue::try_from(host).map_err(|_| no_request())?;
+        let authorization = authorization(&url);
+        Ok(Self { url, whole, path, host, authorization })
+    }
+
+    /// What to connect to.
+    pub(super) fn whole(&self) -> &Uri {
+        &self.whole
+    }
+}
+
+/// The name and the password of a URL, as HTTP has them.
+fn authorization(url: &Url) -> Option<HeaderValue> {
+    let decoded = |part: &str| percent_decode_str(part).collect::<Vec<u8>>();
+    let password = url.password();
+    if url.username().is_empty() && password.is_none() {
+        return None;
+    }
+    let pair = [decoded(url.username()), decoded(password.unwrap_or_default())].join(&b':');
+    let mut value = HeaderValue::try_from(format!("Basic {}", BASE64_STANDARD.encode(pair))).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
 /// A message that can be sent.
 pub(super) struct Request {
     /// Which of the batch it is.
     pub(super) place: usize,
-    pub(super) url: Url,
+    pub(super) target: Arc<Target>,
     /// What has to stay in order.
     pub(super) key: Option<String>,
     pub(super) id: EventId,
@@ -70,7 +129,7 @@ impl Request {
     /// A request to the URL of the message.
     pub(super) fn new(
         place: usize,
-        url: Url,
+        target: Arc<Target>,
         message: Message,
         options: &WebhookOptions,
     ) -> Result<Self, PublishError> {
@@ -91,11 +150,17 @@ impl Request {
         }
         headers.insert(CONTENT_TYPE, header_value("content-type", message.content_type.into_owned())?);
         headers.insert(WEBHOOK_ID, header_value("webhook-id", id.as_str().to_owned())?);
-        Ok(Self { place, url, key: message.key, id, headers, body: message.body })
+        headers.insert(HOST, target.host.clone());
+        headers.entry(USER_AGENT).or_insert(AGENT);
+        headers.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
+        if let Some(authorization) = &target.authorization {
+            headers.entry(AUTHORIZATION).or_insert_with(|| authorization.clone());
+        }
+        Ok(Self { place, target, key: message.key, id, headers, body: message.body })
     }
 
     /// Sends it, once. Each attempt has a time and a signature of its own.
-    pub(super) async fn send(&mut self, client: &Client, secrets: &[Secret], limit: &mut Limit) -> Answer {
+    pub(super) async fn send(&mut self, line: &mut Line<'_>, secrets: &[Secret], limit: &mut Limit) -> Answer {
         limit.begin();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut headers = std::mem::take(&mut self.headers);
@@ -105,33 +170,23 @@ impl Request {
                 HeaderValue::try_from(sign(secrets, self.id.as_str(), now, &self.body)).expect("it is base64");
             headers.insert(WEBHOOK_SIGNATURE, signature);
         }
-        let sending = async {
-            let mut request = client.post(self.url.clone()).body(self.body.clone()).build()?;
-            // What the client makes of a user in the URL.
-            for (name, value) in std::mem::replace(request.headers_mut(), headers) {
-                if let Some(name) = name {
-                    request.headers_mut().entry(name).or_insert(value);
-                }
-            }
-            client.execute(request).await
-        };
+        let mut request = hyper::Request::new(Full::new(self.body.clone()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.target.path.clone();
+        *request.headers_mut() = headers;
         let sent = tokio::select! {
             biased;
-            sent = sending => sent,
+            sent = line.send(&self.target.whole, request) => sent,
             () = limit.over() => return Answer::Silence(limit.exceeded()),
         };
         match sent {
-            Ok(response) => judge(response, limit).await,
-            Err(error) => {
-                // A URL may have a token in it.
-                let error = error.without_url();
-                match not_public(&error) {
-                    Some(refused) => Answer::Refused(private(refused)),
-                    None if error.is_connect() => Answer::Away(error),
-                    // It may be this event that it cannot bear.
-                    None => Answer::Silence(PublishError::retryable(error)),
-                }
-            }
+            Ok((response, connection)) => judge(response, connection, line, limit).await,
+            Err(Failure::Away(error)) => match not_public(&*error) {
+                Some(refused) => Answer::Refused(private(refused)),
+                None => Answer::Away(error),
+            },
+            // It may be this event that it cannot bear.
+            Err(Failure::Broken(error)) => Answer::Silence(PublishError::retryable(error)),
         }
     }
 }
@@ -146,7 +201,7 @@ pub(super) enum Answer {
     /// Nothing may be sent there.
     Refused(PublishError),
     /// Nobody was there.
-    Away(reqwest::Error),
+    Away(BoxError),
     /// Never again, says the other end.
     Gone,
 }
@@ -241,22 +296,31 @@ impl Limit {
     }
 }
 
-async fn judge(mut response: Response, limit: &mut Limit) -> Answer {
-    let status = response.status();
-    let pause = response.headers().get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?));
-    let mut body = Vec::new();
-    loop {
+async fn judge(
+    response: Response<Incoming>,
+    mut connection: Connection,
+    line: &mut Line<'_>,
+    limit: &mut Limit,
+) -> Answer {
+    let (head, mut rest) = response.into_parts();
+    let status = head.status;
+    let pause = head.headers.get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?));
+    let (mut body, mut is_complete) = (Vec::new(), false);
+    while body.len() < READ && !is_complete {
         // What was said in time counts.
         let piece = tokio::select! {
             biased;
-            piece = response.chunk() => piece,
+            piece = connection.piece(&mut rest) => piece,
             () = limit.over() => break,
         };
-        let Ok(Some(piece)) = piece else { break };
-        body.extend_from_slice(&piece[..piece.len().min(READ - body.len())]);
-        if body.len() >= READ {
-            break;
+        match piece {
+            Ok(Some(piece)) => body.extend_from_slice(&piece[..piece.len().min(READ - body.len())]),
+            Ok(None) => is_complete = true,
+            Err(_) => break,
         }
+    }
+    if is_complete {
+        line.hand_back(connection).await;
     }
     if status.is_success() {
         return Answer::Judged(Ok(()));

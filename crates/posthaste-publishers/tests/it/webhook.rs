@@ -1,5 +1,6 @@
 //! Webhooks, received by Python's own server.
 
+mod connection;
 mod endpoint;
 mod receiver;
 
@@ -7,11 +8,11 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use posthaste_core::{Event, EventId, MemoryStore, Outbox, RetryPolicy, Status};
 use posthaste_publishers::PublishErrorKind::{self, Permanent, Retryable};
 use posthaste_publishers::webhook::{Webhook, WebhookOptions};
 use posthaste_publishers::{Message, PublishError, Publisher};
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
 
 use crate::formats::{self, CARRIER, Carrier, Seen};

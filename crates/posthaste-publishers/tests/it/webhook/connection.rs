@@ -1,0 +1,169 @@
+//! Connections: when they are used again, and when they are not.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use posthaste_publishers::PublishErrorKind::Retryable;
+use posthaste_publishers::Publisher;
+use posthaste_publishers::webhook::Webhook;
+
+use super::receiver::{message, until};
+use super::{kind, local};
+
+/// What a server does when it has read a request.
+#[derive(Clone, Copy)]
+enum Manners {
+    /// It answers, and waits for the next.
+    Stay,
+    /// It answers, and leaves without having said so.
+    Leave,
+    /// It answers, says that it will leave, and does so.
+    SayAndLeave,
+    /// It leaves without an answer.
+    Silent,
+}
+
+/// A server that tells how many connections there were, are, and how many requests came.
+#[derive(Clone)]
+struct Server {
+    address: SocketAddr,
+    accepted: Arc<AtomicUsize>,
+    open: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
+}
+
+impl Server {
+    fn start(manners: Manners) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (accepted, open, requests) = <(Arc<_>, Arc<_>, Arc<_>)>::default();
+        let server = Self { address: listener.local_addr().unwrap(), accepted, open, requests };
+        let serving = server.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (server, stream) = (serving.clone(), stream.unwrap());
+                server.accepted.fetch_add(1, Ordering::SeqCst);
+                server.open.fetch_add(1, Ordering::SeqCst);
+                thread::spawn(move || {
+                    server.serve(stream, manners);
+                    server.open.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+        });
+        server
+    }
+
+    fn serve(&self, stream: TcpStream, manners: Manners) {
+        stream.set_nodelay(true).unwrap();
+        let mut reader = BufReader::new(stream);
+        while read_request(&mut reader).is_some() {
+            self.requests.fetch_add(1, Ordering::SeqCst);
+            let answer = match manners {
+                Manners::Stay | Manners::Leave => "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfine\n",
+                Manners::SayAndLeave => "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
+                Manners::Silent => return,
+            };
+            reader.get_mut().write_all(answer.as_bytes()).unwrap();
+            if !matches!(manners, Manners::Stay) {
+                return;
+            }
+        }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/hook", self.address)
+    }
+
+    fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
+    }
+
+    fn open(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+}
+
+/// Reads one, unless the other end has left.
+fn read_request(reader: &mut impl BufRead) -> Option<()> {
+    let (mut line, mut length) = (String::new(), 0);
+    loop {
+        line.clear();
+        if reader.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        if let Some(value) = line.strip_prefix("content-length: ") {
+            length = value.trim().parse().unwrap();
+        }
+        if line == "\r\n" {
+            break;
+        }
+    }
+    assert!(length > 0, "every request has a body");
+    reader.read_exact(&mut vec![0; length]).ok()
+}
+
+async fn publish(webhook: &Webhook, server: &Server, count: usize) -> usize {
+    let results = webhook.publish((0..count).map(|_| message(server.url())).collect()).await;
+    results.iter().filter(|result| result.is_ok()).count()
+}
+
+#[tokio::test]
+async fn connections_are_used_again() {
+    let server = Server::start(Manners::Stay);
+    let webhook = Webhook::new(local().concurrency(4)).unwrap();
+    for _ in 0..3 {
+        assert_eq!(publish(&webhook, &server, 40).await, 40);
+        assert!((1..=4).contains(&server.accepted()), "{} connections", server.accepted());
+    }
+    assert_eq!(server.requests(), 120);
+    drop(webhook);
+    until("all are closed", || server.open() == 0).await;
+}
+
+#[tokio::test]
+async fn one_that_the_other_end_has_left_is_replaced() {
+    let server = Server::start(Manners::Leave);
+    let webhook = Webhook::new(local()).unwrap();
+    for sent in 1..=10 {
+        assert_eq!(publish(&webhook, &server, 1).await, 1);
+        until("it has left", || server.open() == 0).await;
+        // What the other end has done is here as soon as the system has passed it on.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!((server.accepted(), server.requests()), (sent, sent));
+    }
+    // Who says so can be asked for the next at once.
+    let server = Server::start(Manners::SayAndLeave);
+    assert_eq!(publish(&webhook, &server, 30).await, 30);
+    assert_eq!((server.accepted(), server.requests()), (30, 30));
+}
+
+#[tokio::test]
+async fn what_may_have_arrived_is_not_sent_again_by_itself() {
+    let server = Server::start(Manners::Silent);
+    let webhook = Webhook::new(local()).unwrap();
+    let result = webhook.publish(vec![message(server.url())]).await.remove(0);
+    assert_eq!((kind(&result), server.requests()), (Some(Retryable), 1));
+    let stays = Server::start(Manners::Stay);
+    assert_eq!(publish(&webhook, &stays, 1).await, 1);
+}
+
+#[tokio::test]
+async fn one_that_nobody_uses_is_closed() {
+    let server = Server::start(Manners::Stay);
+    let webhook = Webhook::new(local().concurrency(2)).unwrap();
+    assert_eq!(publish(&webhook, &server, 10).await, 10);
+    assert!(server.open() > 0);
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(150)).await;
+    tokio::time::resume();
+    until("they are closed", || server.open() == 0).await;
+    assert_eq!(publish(&webhook, &server, 10).await, 10);
+    assert!(server.open() > 0);
+}
