@@ -56,10 +56,14 @@ const MANY_ROWS: f64 = 2000.0;
 /// Over how long rows are counted, at least.
 const COUNTED: Duration = Duration::from_millis(50);
 
-/// A signal that takes longer than this is followed by a pause in any case, as long as it took, and at most so long: then
-/// signals take half of one connection at most.
+/// Where signals usually take longer than this they are followed by a pause in any case, as long as the last one took, and at most
+/// so long: then they take half of one connection at most. One that was held up now and then is not: who commits just then has
+/// waited for it already.
 const QUICK: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
+
+/// Of how many signals it is known what they usually take, about.
+const USUALLY: u32 = 8;
 
 /// The least pause, and how many times as long as the signal took: so that of a busy database signals take a tenth of one
 /// connection at most.
@@ -141,7 +145,7 @@ impl Pace {
 }
 
 async fn tell(signal: Arc<dyn Signal>, outgoing: Arc<Outgoing>, stop: CancellationToken) {
-    let mut pace = Pace::new();
+    let (mut pace, mut usual) = (Pace::new(), Duration::ZERO);
     loop {
         tokio::select! {
             () = outgoing.changed.notified() => {}
@@ -160,9 +164,10 @@ async fn tell(signal: Arc<dyn Signal>, outgoing: Arc<Outgoing>, stop: Cancellati
             return;
         }
         let took = began_at.elapsed();
+        usual = (usual * (USUALLY - 1) + took.min(LAST_SIGNAL)) / USUALLY;
         let pause = match pace.is_too_fast(outgoing.rows.load(Ordering::Relaxed)) {
             true => (took * PAUSE_FACTOR).clamp(PAUSE, LONGEST_PAUSE_OF_MANY),
-            false if took < QUICK => continue,
+            false if usual < QUICK || took < QUICK => continue,
             false => took.min(LONGEST_PAUSE),
         };
         tokio::select! {
@@ -204,13 +209,16 @@ mod tests {
     #[derive(Default)]
     struct Counting {
         sent: AtomicUsize,
+        /// Of so many one takes longer.
+        slow_of: usize,
         listened: AtomicUsize,
     }
 
     impl Signal for Counting {
         fn send(&self) -> BoxFuture<'_, Result<(), Error>> {
             Box::pin(async {
-                sleep(Duration::from_millis(1)).await;
+                let is_slow = self.slow_of > 0 && self.sent.load(Ordering::Relaxed).is_multiple_of(self.slow_of);
+                sleep(Duration::from_millis(if is_slow { 4 } else { 1 })).await;
                 self.sent.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             })
@@ -271,6 +279,21 @@ mod tests {
         }
         signals.close().await;
         assert_eq!(counting.sent.load(Ordering::Relaxed), 300);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_where_signals_are_slow_again_and_again_they_pause() {
+        for (slow_of, expected) in [(20, 900..=1000), (1, 240..=300)] {
+            let counting = Arc::new(Counting { slow_of, ..Counting::default() });
+            let signals = Signals::start(Arc::clone(&counting) as Arc<_>, None, Jitter::seeded(1));
+            for _ in 0..1000 {
+                signals.committed(&[row()]);
+                sleep(Duration::from_millis(2)).await;
+            }
+            signals.close().await;
+            let sent = counting.sent.load(Ordering::Relaxed);
+            assert!(expected.contains(&sent), "{sent} signals where one of {slow_of} is slow");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,6 +9,7 @@ mod plain;
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use posthaste_core::event::JSON;
 use posthaste_core::{Delivery, Event};
 use serde::Deserialize;
 
@@ -137,7 +138,11 @@ impl Envelope {
 
 /// The payload as the body, without a copy.
 fn with_payload(binding: Binding, event: &Delivery, headers: Vec<Header>) -> Wrapped {
-    let content_type = Cow::Owned(binding.value(event.content_type()));
+    let content_type = match event.content_type() {
+        // Nearly always, and needs no memory.
+        JSON => Cow::Borrowed(JSON),
+        other => Cow::Owned(binding.value(other)),
+    };
     Wrapped { content_type, headers, body: event.shared_payload() }
 }
 

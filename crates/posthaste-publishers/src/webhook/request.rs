@@ -269,26 +269,31 @@ fn no_header(name: &str) -> PublishError {
 /// How long requests that are sent one after the other may take, each for itself.
 pub(super) struct Limit {
     each: Duration,
-    /// One for all of them: to move its end costs much less than to make one.
+    /// When the time of the present one is over, if ever.
+    end: Option<Instant>,
+    /// One for all of them. It ends no later than they do, and is moved only then: few are waited for so long.
     sleep: Pin<Box<Sleep>>,
 }
 
 impl Limit {
     pub(super) fn new(each: Duration) -> Self {
-        Self { each, sleep: Box::pin(sleep(each)) }
+        Self { each, end: None, sleep: Box::pin(sleep(each)) }
     }
 
     /// The time of the next one begins.
     fn begin(&mut self) {
-        // One that is never over need not be moved.
-        if let Some(end) = Instant::now().checked_add(self.each) {
-            self.sleep.as_mut().reset(end);
-        }
+        self.end = Instant::now().checked_add(self.each);
     }
 
     /// Waits until its time is over.
     async fn over(&mut self) {
-        self.sleep.as_mut().await;
+        loop {
+            self.sleep.as_mut().await;
+            match self.end {
+                Some(end) if Instant::now() < end => self.sleep.as_mut().reset(end),
+                _ => return,
+            }
+        }
     }
 
     fn exceeded(&self) -> PublishError {
