@@ -108,7 +108,8 @@ impl Setup {
         };
         // One batch being written, one being gathered, and a place for every event that is with a listener.
         let places = options.settle_batch * 2 + options.workers * self.registry.largest_batch();
-        let (outcomes, to_settle) = mpsc::channel(places);
+        let settlers = (0..store.settles_at_once().max(1)).map(|_| mpsc::channel(places));
+        let (outcomes, to_settle): (Vec<_>, Vec<_>) = settlers.unzip();
         let with_listeners = Arc::<AtomicUsize>::default();
         let worker = worker::Worker {
             keys: Arc::clone(&keys),
@@ -122,15 +123,17 @@ impl Setup {
                 jitter: self.jitter,
             },
             on_dead: self.on_dead,
-            outcomes,
+            outcomes: outcomes.into(),
             with_listeners: Arc::clone(&with_listeners),
         };
         for _ in 0..options.workers {
             spawn(&tasks.workers, call::by_worker(Arc::clone(&blocking), worker.clone().run()));
         }
-        // The settler ends when the last worker has gone, so nobody else may hold a sender.
+        // The settlers end when the last worker has gone, so nobody else may hold a sender.
         drop(worker);
-        spawn(&tasks.settler, settler.run(to_settle));
+        for outcomes in to_settle {
+            spawn(&tasks.settler, settler.clone().run(outcomes));
+        }
         spawn(&tasks.reader, reader.run(tasks.closing.clone()));
         spawn(&tasks.owner, share::Owner::watch(Arc::clone(&keys), options.lane_lease));
         spawn(&tasks.owner, {

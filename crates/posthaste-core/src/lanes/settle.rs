@@ -104,8 +104,9 @@ impl Written {
     }
 }
 
-/// Writes outcomes back, many in one statement, until every sender is gone. It is one task, and writes them in the order in which
-/// they come: so of a key nothing is DONE while something before it is not.
+/// Writes outcomes back, many in one statement, until every sender is gone. It is one task, writes them in the order in which they
+/// come, and has all of a lane: so of a key nothing is DONE while something before it is not.
+#[derive(Clone)]
 pub(crate) struct Settler {
     pub(crate) store: Arc<dyn LaneStore>,
     pub(crate) owner: Box<str>,

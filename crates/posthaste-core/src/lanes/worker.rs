@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
+use smallvec::SmallVec;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::PermitIterator;
 use tracing::{debug, error};
 
 use super::settle::Settling;
@@ -27,7 +29,8 @@ pub(crate) struct Worker {
     pub(crate) caller: Caller,
     /// For listeners that say nothing, for events that have none, and for rows that are no events.
     pub(crate) on_dead: OnDead,
-    pub(crate) outcomes: mpsc::Sender<Settling>,
+    /// To each settler. A lane has always the same.
+    pub(crate) outcomes: Arc<[mpsc::Sender<Settling>]>,
     /// How many events are with a listener.
     pub(crate) with_listeners: Arc<AtomicUsize>,
 }
@@ -94,10 +97,25 @@ impl Worker {
 
     /// Hands over the outcome of a row that is no event.
     async fn hand_over(&self, run: &mut Run, event_id: EventId, action: Action) {
-        match self.outcomes.reserve().await {
+        match self.outcomes[self.settler_of(run)].reserve().await {
             Ok(place) => place.send(self.settling(run, event_id, action, self.on_dead)),
             Err(_) => self.keys.give_up_unsettled(run.held().lease),
         }
+    }
+
+    /// Which settler gets the outcomes of a run: the same for all of a lane, so that they are written in their order.
+    fn settler_of(&self, run: &Run) -> usize {
+        usize::from(run.held().lease.lane.0) % self.outcomes.len()
+    }
+
+    /// A place for the outcome of each event, with its settler. None if one of them is gone.
+    async fn reserve(&self, hand: &[(Run, usize)]) -> Option<SmallVec<[PermitIterator<'_, Settling>; 2]>> {
+        let mut places = SmallVec::new();
+        for (settler, outcomes) in self.outcomes.iter().enumerate() {
+            let of_it = hand.iter().filter(|(run, _)| self.settler_of(run) == settler);
+            places.push(outcomes.reserve_many(of_it.map(|(_, count)| count).sum()).await.ok()?);
+        }
+        Some(places)
     }
 
     /// How many events a run begins with that may share a batch of this listener.
@@ -130,7 +148,7 @@ impl Worker {
         let count = hand.iter().map(|(_, count)| count).sum();
         // The place for the outcomes comes first: between a verdict and its settlement there is then nothing to wait
         // for, and nothing at which an abort could lose it.
-        let Ok(mut places) = self.outcomes.reserve_many(count).await else {
+        let Some(mut places) = self.reserve(hand).await else {
             error!(events = count, "settler is gone; the events wait until their lanes are leased anew");
             // Nobody would write their outcomes.
             hand.iter().for_each(|(run, _)| self.keys.give_up_unsettled(run.held().lease));
@@ -189,7 +207,8 @@ impl Worker {
                 // What was said of events behind one that is not done is disregarded: they come again after it.
                 if !stopped {
                     stopped = action != Action::Done;
-                    let place = places.next().expect("a place was reserved for each event in hand");
+                    let place = places[self.settler_of(run)].next();
+                    let place = place.expect("a place was reserved for each event in hand");
                     place.send(self.settling(run, event_id, action, on_dead));
                 }
             }

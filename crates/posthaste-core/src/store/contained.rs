@@ -146,6 +146,10 @@ impl LaneStore for ContainedLanes {
         within(self.lease, async move { self.store.settle_in_lanes(owner, settlements).await })
     }
 
+    fn settles_at_once(&self) -> usize {
+        self.store.settles_at_once()
+    }
+
     fn closes_keys(&self) -> bool {
         self.store.closes_keys()
     }

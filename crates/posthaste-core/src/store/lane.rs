@@ -111,6 +111,11 @@ pub trait LaneStore: Send + Sync + 'static {
         settlements: &'a [LaneSettlement],
     ) -> BoxFuture<'a, Result<Vec<Settled>, Error>>;
 
+    /// How many statements that settle, each for other lanes, are quicker than one after the other. Default: one.
+    fn settles_at_once(&self) -> usize {
+        1
+    }
+
     /// Whether it can close keys. Default: it cannot, and is never asked to.
     fn closes_keys(&self) -> bool {
         false

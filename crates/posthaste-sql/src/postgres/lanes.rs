@@ -139,6 +139,11 @@ impl LaneStore for PgStore {
         Box::pin(self.settle_all_in_lanes(owner, settlements))
     }
 
+    /// A statement waits for the disk while another is at work.
+    fn settles_at_once(&self) -> usize {
+        2
+    }
+
     fn closes_keys(&self) -> bool {
         true
     }

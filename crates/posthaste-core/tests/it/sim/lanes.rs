@@ -87,6 +87,10 @@ impl LaneStore for SimStore {
         )
     }
 
+    fn settles_at_once(&self) -> usize {
+        2
+    }
+
     fn closes_keys(&self) -> bool {
         true
     }
