@@ -156,7 +156,8 @@ async fn a_fault_that_cannot_be_had_is_refused_when_it_is_asked_for() {
 
 #[tokio::test]
 async fn a_fault_of_another_destination_is_refused_when_it_is_asked_for() {
-    is_refused("broker-kill cannot be had here: the destination is no broker", "--seconds 1 --faults broker-kill").await;
+    is_refused("broker-kill cannot be had here: the destination is no broker", "--seconds 1 --faults broker-kill")
+        .await;
 }
 
 #[cfg(not(feature = "brokers"))]
