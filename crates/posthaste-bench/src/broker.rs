@@ -3,6 +3,8 @@
 #[cfg(feature = "brokers")]
 pub(crate) mod kafka;
 #[cfg(feature = "brokers")]
+pub(crate) mod mqtt;
+#[cfg(feature = "brokers")]
 pub(crate) mod nats;
 #[cfg(feature = "brokers")]
 pub(crate) mod private;
@@ -31,6 +33,8 @@ use tokio::task::JoinSet;
 pub(crate) enum Kind {
     /// What speaks Kafka's protocol: tansu, if it is started for the run.
     Kafka,
+    /// MQTT 5: Mosquitto, if it is started for the run.
+    Mqtt,
     /// NATS JetStream.
     Nats,
     /// RabbitMQ.
@@ -45,10 +49,20 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kafka => "kafka",
+            Self::Mqtt => "mqtt",
             Self::Nats => "nats",
             Self::Rabbitmq => "rabbitmq",
             Self::Redis => "redis",
             Self::Webhook => "webhook",
+        }
+    }
+
+    /// The script in `scripts/brokers` that starts one.
+    #[cfg(feature = "brokers")]
+    fn script(self) -> &'static str {
+        match self {
+            Self::Mqtt => "mosquitto",
+            Self::Kafka | Self::Nats | Self::Rabbitmq | Self::Redis | Self::Webhook => self.name(),
         }
     }
 }
@@ -189,7 +203,7 @@ mod tests {
         for (wrong, reason) in [
             ("kafka", "must be NAME=URL"),
             ("redis=", "there is no URL behind `redis=`"),
-            ("pulsar=x", "there is no broker `pulsar`; those are kafka, nats, rabbitmq, redis"),
+            ("pulsar=x", "there is no broker `pulsar`; those are kafka, mqtt, nats, rabbitmq, redis"),
             ("webhook=https://x", "webhooks go to a receiver of the run's own"),
         ] {
             let error = wrong.parse::<Given>().map_err(|error| error.to_string()).unwrap_err();
@@ -204,7 +218,7 @@ mod tests {
             let chosen = chosen(named, &all).map_err(|error| error.to_string())?;
             Ok::<_, String>(chosen.into_iter().map(|one| (one.kind.name(), one.url.is_some())).collect::<Vec<_>>())
         };
-        let all = ["kafka", "nats", "rabbitmq", "redis", "webhook"].map(|name| (name, false));
+        let all = ["kafka", "mqtt", "nats", "rabbitmq", "redis", "webhook"].map(|name| (name, false));
         assert_eq!(kinds(&[], &[]), Ok(all.to_vec()));
         assert_eq!(kinds(&[Kind::Nats], &[]), Ok(vec![("nats", false)]));
         assert_eq!(kinds(&[], &["nats=x"]), Ok(vec![("nats", true)]));

@@ -35,7 +35,9 @@ pub(crate) use encoding::{base64, is_json, percent_encoded};
 ///
 /// # What a protocol cannot carry
 /// Headers of HTTP and NATS hold printable ASCII only. What else is in a name or in a value is percent-encoded there, and such a
-/// value as a whole, as CloudEvents do it; a value without it is left as it is. Headers that mean something to the protocol
+/// value as a whole, as CloudEvents do it; a value without it is left as it is. HTTP does not tell capitals from small letters in names:
+/// of headers that differ in nothing else the first in the order of the alphabet is sent, capitals before small letters, and not all
+/// of them as values of one. Elsewhere they are different headers, and all of them are sent. Headers that mean something to the protocol
 /// itself are not taken from an event: of HTTP those that frame and route a request, such as `host` and `content-length`; of
 /// NATS all that begin with `Nats-`; of AMQP `CC` and `BCC`, and names of more than 255 bytes.
 ///

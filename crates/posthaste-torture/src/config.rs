@@ -115,6 +115,8 @@ pub enum Sabotage {
     CursorById,
     /// With order: what is read of a lane comes in the wrong order.
     ReadBackwards,
+    /// With order, to a broker: a batch is sent in two parts at once, and the publisher is not told that there is an order.
+    PublishAtOnce,
 }
 
 impl Sabotage {
@@ -123,7 +125,21 @@ impl Sabotage {
         match self {
             Self::MarkBeforePublish | Self::IgnoreAcknowledgement => true,
             Self::ClaimDespiteLeases | Self::SettleWithoutFence | Self::CursorById => !ordered,
-            Self::ReadBackwards => ordered,
+            Self::ReadBackwards | Self::PublishAtOnce => ordered,
+        }
+    }
+
+    /// Whether it can be made on the way there.
+    pub(crate) fn is_on_the_way_to(self, destination: Destination) -> bool {
+        match self {
+            Self::CursorById => !destination.is_broker(),
+            // Elsewhere a batch has one event of each key, so that there is no order to be lost.
+            Self::PublishAtOnce => matches!(destination, Destination::Kafka | Destination::Nats),
+            Self::MarkBeforePublish
+            | Self::ClaimDespiteLeases
+            | Self::SettleWithoutFence
+            | Self::IgnoreAcknowledgement
+            | Self::ReadBackwards => true,
         }
     }
 }

@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::check;
-use crate::config::{Kind, LEASE, LONGEST_BACKOFF, LONGEST_PAUSE, Sabotage, Workload};
+use crate::config::{Kind, LEASE, LONGEST_BACKOFF, LONGEST_PAUSE, Workload};
 use crate::database::Database;
 use crate::fault::Fault;
 use crate::history::{self, Entry, Recorder, Run, What};
@@ -69,8 +69,8 @@ fn can_be_had(plan: &Plan) -> anyhow::Result<()> {
         "the destination {destination} was not compiled in; build with the feature brokers"
     );
     ensure!(
-        plan.sabotage != Some(Sabotage::CursorById) || !plan.destination.is_broker(),
-        "the mistake of a cursor by id is made on the way to a sink only"
+        plan.sabotage.is_none_or(|sabotage| sabotage.is_on_the_way_to(plan.destination)),
+        "this mistake is not made on the way to {destination}"
     );
     ensure!(
         plan.sabotage.is_none_or(|sabotage| sabotage.is_for(plan.ordered)),

@@ -36,15 +36,15 @@ pub(crate) struct Private {
 impl Private {
     /// Starts it by its script in `scripts/brokers`.
     pub(crate) async fn start(kind: Kind) -> anyhow::Result<Self> {
-        let name = kind.name();
-        let script = script(name)?;
+        let (name, started) = (kind.name(), kind.script());
+        let script = script(name, started)?;
         // On a disk it would be SQLite that is measured, which this broker has write each request by itself.
         let arguments: &[&str] = if kind == Kind::Kafka { &["--memory"] } else { &[] };
         say!("starting {name}");
         let mut keeper = Command::new("bash")
             .args(["-c", KEEPER, "bash"])
             .arg(script)
-            .arg(name)
+            .arg(started)
             // The keeper deletes it, who needs it for the end.
             .arg(tempfile::tempdir()?.keep())
             .args(arguments)
@@ -56,7 +56,7 @@ impl Private {
             .context("bash")?;
         let mut said = BufReader::new(keeper.stdout.take().context("no output of the keeper")?).lines();
         let mut line = async || said.next_line().await.map(|line| line.filter(|line| !line.is_empty()));
-        let failed = || format!("scripts/brokers/{name} start failed; give --broker {name}=URL to use one of yours");
+        let failed = || format!("scripts/brokers/{started} start failed; give --broker {name}=URL to use one of yours");
         let (url, about) = (line().await?.with_context(failed)?, line().await?);
         Ok(Self { keeper, url, about })
     }
@@ -79,8 +79,8 @@ impl Private {
     }
 }
 
-fn script(name: &str) -> anyhow::Result<PathBuf> {
-    let script = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/brokers")).join(name);
+fn script(name: &str, started: &str) -> anyhow::Result<PathBuf> {
+    let script = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/brokers")).join(started);
     ensure!(
         script.exists(),
         "the repository that has scripts/brokers is not where this program was built; give --broker {name}=URL"

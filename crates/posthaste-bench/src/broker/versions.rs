@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(version(lock, "redis").as_deref(), Some("1.8.1"));
         assert_eq!(version(lock, "lapin").as_deref(), Some("4.12.3"));
         assert_eq!(version(lock, "other"), None);
-        for client in ["async-nats", "lapin", "rdkafka", "redis", "reqwest"] {
+        for client in ["async-nats", "lapin", "rdkafka", "redis", "reqwest", "rumqttc-v5-next"] {
             assert!(version(LOCK, client).is_some(), "{client}");
         }
     }

@@ -13,6 +13,7 @@ use super::Done;
 use super::drain::{self, Relays};
 use crate::bench::Bench;
 use crate::broker::kafka::KafkaBroker;
+use crate::broker::mqtt::MqttBroker;
 use crate::broker::nats::NatsBroker;
 use crate::broker::private::Private;
 use crate::broker::rabbitmq::RabbitBroker;
@@ -38,6 +39,7 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, chosen: &Cho
     let about = private.as_ref().and_then(Private::about);
     let description = match kind {
         Kind::Kafka => measure(bench, subject, kind, &KafkaBroker::connect(url, about).await?).await,
+        Kind::Mqtt => measure(bench, subject, kind, &MqttBroker::connect(url).await?).await,
         Kind::Nats => measure(bench, subject, kind, &NatsBroker::connect(url).await?).await,
         Kind::Rabbitmq => measure(bench, subject, kind, &RabbitBroker::connect(url, about).await?).await,
         Kind::Redis => measure(bench, subject, kind, &RedisBroker::connect(url).await?).await,

@@ -1,3 +1,3 @@
-//! Workload B on a real broker: scripts/test has it in its step `brokers`.
+//! Workload B on real brokers, which scripts/test starts.
 
-mod redis;
+mod brokers;

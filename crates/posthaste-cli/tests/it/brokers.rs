@@ -2,14 +2,18 @@
 //! ours. NATS and Redis are in `relay`, Kafka in `kafka`.
 
 use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use tempfile::TempDir;
 
+use crate::operations::{address, metrics};
 use crate::place::{Late, Place, until};
 use crate::receiver::{Receiver, SECRET, body};
-use crate::relay::{jetstream, lines, postgres, redis, socket, unique, variable};
+use crate::relay::{jetstream, jetstream_at, lines, postgres, redis, redis_at, socket, unique, variable};
 use crate::{stderr, stdout};
 
 /// How many orders are placed.
@@ -226,5 +230,117 @@ fn whichever_broker_is_away_at_the_start_is_waited_for() {
         relay.terminate();
         let (status, _, said) = relay.end();
         assert_eq!((status, arrived()), (Some(0), 1), "{kind}: {said}");
+    }
+}
+
+/// A broker of one test, which can be stopped and started again where it was.
+struct Own {
+    name: &'static str,
+    directory: TempDir,
+    url: String,
+}
+
+impl Own {
+    fn start(name: &'static str) -> Self {
+        let mut own = Self { name, directory: tempfile::tempdir().unwrap(), url: String::new() };
+        own.url = own.started();
+        own
+    }
+
+    fn start_again(&self) {
+        assert_eq!(self.started(), self.url);
+    }
+
+    fn stop(&self) {
+        self.script("stop");
+    }
+
+    fn started(&self) -> String {
+        let printed = self.script("start");
+        let variable = format!("export POSTHASTE_TEST_{}_URL=", self.name.to_uppercase());
+        let url = printed.lines().find_map(|line| line.strip_prefix(&variable));
+        url.unwrap_or_else(|| panic!("no {variable} in {printed}")).to_owned()
+    }
+
+    fn script(&self, command: &str) -> String {
+        let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../scripts/brokers").join(self.name);
+        let output = Command::new(script).arg(command).arg(self.directory.path().join("server")).output().unwrap();
+        assert!(output.status.success(), "{} {command}: {}", self.name, stderr(&output));
+        stdout(&output).to_owned()
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[test]
+fn through_a_restart_of_its_broker_the_state_of_a_breaker_is_in_the_metrics() {
+    const STATE: &str = "posthaste_breaker_state{destination=\"orders\"}";
+    const OPENED: &str = "posthaste_breaker_opened_total{destination=\"orders\"}";
+    let [closed, trying, open] = [0.0, 1.0, 2.0];
+    for name in ["redis", "nats"] {
+        let broker = Own::start(name);
+        if name == "nats" {
+            jetstream_at(&broker.url, "add", r#"{"name": "orders", "subjects": ["orders.>"], "storage": "file"}"#);
+        }
+        let here = Place::with(&format!(
+            "[http]\nlisten = \"127.0.0.1:0\"\n[relay]\npoll_interval = \"50ms\"\n\
+             [destination.orders]\ntype = \"{name}\"\nurl = \"{}\"\nto = \"orders.placed\"\n\
+             connect_timeout = \"1s\"\n",
+            broker.url
+        ));
+        let mut relay = here.start(&["relay"]);
+        let address = address(&mut relay);
+        relay.says("delivering");
+        let of = |name: &str| metrics(address).get(name).copied().unwrap_or_default();
+        let place = |orders: std::ops::Range<usize>| {
+            for order in orders {
+                here.ok(&["events", "write", "--type", "OrderPlaced", "--id", &format!("id-{order}"), "{}"]);
+            }
+        };
+        let done = || here.json(&["stats", "--output", "json"])["done"].clone();
+        place(0..5);
+        until("the first are delivered", || done() == 5);
+        assert_eq!((metrics(address).get(STATE).copied(), of(OPENED)), (Some(closed), 0.0), "{name}");
+
+        broker.stop();
+        place(5..10);
+        until("the breaker is open", || of(STATE) == open);
+        assert!(of(OPENED) >= 1.0, "{name}");
+        // Somebody in its place who says nothing: now it takes a second to try whether the broker is back.
+        let silent = TcpListener::bind(socket(&broker.url)).unwrap();
+        until("it is tried whether the broker is back", || of(STATE) == trying);
+        until("it is not", || of(STATE) == open);
+        assert_eq!(done(), 5, "{name}");
+        drop(silent);
+
+        broker.start_again();
+        until("the breaker is closed", || of(STATE) == closed);
+        until("all are delivered", || done() == 10);
+        let opened = of(OPENED);
+        place(10..15);
+        until("it goes on", || done() == 15);
+        assert_eq!((of(STATE), of(OPENED), of("posthaste_failed_total")), (closed, opened, 0.0), "{name}");
+        relay.terminate();
+        let (status, _, said) = relay.end();
+        assert_eq!(status, Some(0), "{said}");
+        let ids: BTreeSet<String> = match name {
+            "nats" => lines(&jetstream_at(&broker.url, "read", "orders"))
+                .iter()
+                .map(|message| message["headers"]["event-id"].as_str().unwrap().to_owned())
+                .collect(),
+            _ => {
+                let entries = redis_at(&broker.url, &["--json", "XRANGE", "orders.placed", "-", "+"]);
+                let entries: Vec<(String, Vec<String>)> = serde_json::from_str(&entries).unwrap();
+                let id = |fields: Vec<String>| {
+                    fields[fields.iter().position(|name| name == "event-id").unwrap() + 1].clone()
+                };
+                entries.into_iter().map(|(_, fields)| id(fields)).collect()
+            }
+        };
+        assert_eq!(ids, (0..15).map(|order| format!("id-{order}")).collect(), "{name}");
     }
 }

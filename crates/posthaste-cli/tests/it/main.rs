@@ -26,6 +26,7 @@ mod receiver;
 mod relay;
 mod routes;
 mod shell;
+mod standard_output;
 #[cfg(feature = "otlp")]
 mod telemetry;
 mod terminal;

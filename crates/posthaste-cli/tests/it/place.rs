@@ -118,6 +118,15 @@ impl Place {
         stdout(&output).to_owned()
     }
 
+    /// The same of one that gets this on its standard input.
+    pub(crate) fn fed(&self, input: &[u8], arguments: &[&str]) -> String {
+        std::fs::write(self.path("input"), input).unwrap();
+        let input = std::fs::File::open(self.path("input")).unwrap();
+        let output = self.command(arguments).stdin(input).output().expect("the command can be started");
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
+        stdout(&output).to_owned()
+    }
+
     /// The same of one that prints a JSON document.
     pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.ok(arguments)).unwrap()

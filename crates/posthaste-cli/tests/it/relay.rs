@@ -31,8 +31,12 @@ pub(crate) fn socket(url: &str) -> String {
 }
 
 pub(crate) fn redis(arguments: &[&str]) -> String {
-    let url = variable("POSTHASTE_TEST_REDIS_URL");
-    let output = Command::new("redis-cli").args(["-u", &url]).args(arguments).output().unwrap();
+    redis_at(&variable("POSTHASTE_TEST_REDIS_URL"), arguments)
+}
+
+/// The same at another server.
+pub(crate) fn redis_at(url: &str, arguments: &[&str]) -> String {
+    let output = Command::new("redis-cli").args(["-u", url]).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     stdout(&output).trim_end().to_owned()
 }

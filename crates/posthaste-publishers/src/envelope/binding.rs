@@ -78,6 +78,11 @@ impl Binding {
         (Cow::Borrowed(name), self.value(value))
     }
 
+    /// Whether two headers of an event, which have names of their own there, would have one here.
+    pub(super) fn is_one_name(self, name: &str, other: &str) -> bool {
+        self == Self::Http && name.eq_ignore_ascii_case(other)
+    }
+
     /// Whether a name may have that many bytes.
     pub(super) fn can_be_called(self, bytes: usize) -> bool {
         self != Self::Amqp || bytes <= LONGEST_OF_AMQP

@@ -18,6 +18,11 @@ pub(super) fn wrap(binding: Binding, event: &Delivery) -> Wrapped {
     let own = ours.into_iter().filter_map(|(name, value)| Some(binding.own(name, value?)));
     let others = event.headers().iter().filter(|(name, _)| !is_ours(name));
     let mut headers: Vec<Header> = Vec::with_capacity(ours.len() + event.headers().len());
-    headers.extend(own.chain(others.filter_map(|(name, value)| binding.header(name, value))));
+    headers.extend(own);
+    for header in others.filter_map(|(name, value)| binding.header(name, value)) {
+        if !headers.iter().any(|(other, _)| binding.is_one_name(other, &header.0)) {
+            headers.push(header);
+        }
+    }
     with_payload(binding, event, headers)
 }

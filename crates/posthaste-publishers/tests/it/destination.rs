@@ -340,7 +340,8 @@ async fn no_more_than_a_batch_is_sent_at_once() {
     write(&outbox, (0..10).map(|id| order(id.to_string()))).await;
     assert_eq!(outbox.drain_now().await.done, 10);
     let sizes: Vec<_> = broker.batches().iter().map(|(_, batch)| batch.len()).collect();
-    assert!(sizes.len() >= 3 && sizes.iter().all(|size| *size <= 4), "{sizes:?}");
+    // Batches of one would not be too large either.
+    assert!(sizes.len() <= 5 && sizes.iter().all(|size| *size <= 4), "{sizes:?}");
 }
 
 #[tokio::test(start_paused = true)]

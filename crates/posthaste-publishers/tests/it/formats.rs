@@ -2,12 +2,14 @@
 //! for that protocol says, or the pages of the envelopes. The tests are beside the others of each destination.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use posthaste_core::{Event, MemoryStore, Outbox, Timestamp};
 use posthaste_publishers::{CloudEvents, Debezium, Destination, Envelope, Publisher};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::{Value, json};
 
 /// A message as a client read it.
@@ -97,10 +99,21 @@ const SAID: [(&str, &str, &str, &str, &str); 7] = [
     ("traceparent", "traceparent", TRACEPARENT, "traceparent", TRACEPARENT),
 ];
 
+/// What two headers say whose names differ in capitals alone.
+const CAPITALS: &str = "of the one with capitals";
+const SMALL_LETTERS: &str = "of the one with small letters";
+
+/// Headers of the event that are called as ours, but for capitals, and the extensions of CloudEvents that they are.
+const TAKEN: [(&str, &str); 2] = [("EVENT-ID", "eventid"), ("Content-type", "contenttype")];
+
+const SOMEBODYS: &str = "somebody's";
+
 fn event(id: &str, content_type: &str, body: &[u8]) -> Event {
     let event = Event::builder("OrderPlaced").id(id).aggregate("Order", "42 €").tenant_id("Käufer");
     let event = event.occurred_at(Timestamp::from_micros(1_770_000_000_250_000)).content_type(content_type);
     let event = event.header("région-2", "100 % Süd").header("traceparent", TRACEPARENT);
+    let event = event.header("Shelf", CAPITALS).header("shelf", SMALL_LETTERS);
+    let event = event.headers(TAKEN.map(|(name, _)| (name, SOMEBODYS)));
     let event = match content_type {
         "application/json" => event.json_text(std::str::from_utf8(body).unwrap()),
         _ => event.bytes(body.to_vec()),
@@ -169,6 +182,11 @@ impl Carrier {
                 for (name, _, text, ascii_name, ascii) in SAID {
                     if self.ascii { says(ascii_name, ascii) } else { says(name, text) }
                 }
+                says("Shelf", CAPITALS);
+                // Where they are one name, the second would be another value of the first.
+                if !self.lower_case {
+                    says("shelf", SMALL_LETTERS);
+                }
             }
             "binary" => {
                 let source = "https://shop.example/Order";
@@ -179,6 +197,8 @@ impl Carrier {
                 for (_, name, text, _, ascii) in SAID {
                     attribute(name, if self.ascii { ascii } else { text });
                 }
+                attribute("shelf", &self.encoded(CAPITALS));
+                TAKEN.iter().for_each(|(_, name)| attribute(name, SOMEBODYS));
                 if self.type_is_attribute {
                     attribute("datacontenttype", content_type);
                 }
@@ -192,6 +212,8 @@ impl Carrier {
                     "datacontenttype": content_type,
                 });
                 SAID.iter().for_each(|(_, name, text, _, _)| document[name] = json!(text));
+                document["shelf"] = json!(CAPITALS);
+                TAKEN.iter().for_each(|(_, name)| document[name] = json!(SOMEBODYS));
                 match serde_json::from_slice::<Value>(body) {
                     Ok(data) => document["data"] = data,
                     Err(_) => document["data_base64"] = json!(BASE64_STANDARD.encode(body)),
@@ -214,12 +236,46 @@ impl Carrier {
         let key = self.keyed.then(|| "42 €".to_owned());
         Seen { to: to.to_owned(), key, content_type: seen_type, headers, body: seen_body }
     }
+
+    /// A value as an attribute of a CloudEvent has it.
+    fn encoded(self, value: &str) -> String {
+        if self.ascii { value.replace(' ', "%20") } else { value.to_owned() }
+    }
 }
 
 /// The headers of a JSON object.
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "webhook"))]
 pub(crate) fn headers(object: &Value) -> BTreeMap<String, String> {
     let header = |(name, value): (&String, &Value)| (name.clone(), value.as_str().unwrap().to_owned());
     object.as_object().unwrap().iter().map(header).collect()
+}
+
+/// The same of an object in which a name may be there twice, which JSON allows and nobody should have to bear.
+#[derive(Debug, Default)]
+pub(crate) struct Once(pub(crate) BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Self::default())
+    }
+}
+
+impl<'de> Visitor<'de> for Once {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of texts, each name once")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut members: A) -> Result<Self, A::Error> {
+        while let Some((name, value)) = members.next_entry::<String, String>()? {
+            if self.0.contains_key(&name) {
+                return Err(serde::de::Error::custom(format!("{name} is there twice")));
+            }
+            self.0.insert(name, value);
+        }
+        Ok(self)
+    }
 }
 
 /// Bytes that a client wrote in base64.

@@ -2,6 +2,7 @@
 
 jetstream.py URL add CONFIG        makes a stream anew
 jetstream.py URL read STREAM       prints its messages as JSON, one in a line
+jetstream.py URL count STREAM      prints how many messages it has
 
 With TLS the URL ends with a # and the files of a certificate to trust, of one to show, and of its key, with commas between.
 """
@@ -42,6 +43,8 @@ async def main(url, command, argument):
                 if error.err_code != 10005:
                     raise
                 await asyncio.sleep(0.2)
+    elif command == "count":
+        print((await stream.stream_info(argument)).state.messages)
     elif command == "read":
         state = (await stream.stream_info(argument)).state
         for number in range(state.first_seq, state.last_seq + 1) if state.messages else []:
@@ -54,11 +57,20 @@ async def main(url, command, argument):
             print(json.dumps({
                 "seq": message["seq"],
                 "subject": message["subject"],
-                "headers": dict(header.split(": ", 1) for header in headers),
+                "headers": once(header.split(": ", 1) for header in headers),
                 "body": base64.b64decode(message.get("data", "")).decode(errors="replace"),
                 "base64": message.get("data", ""),
             }))
     await client.close()
+
+
+def once(headers):
+    seen = {}
+    for name, value in headers:
+        if name in seen:
+            sys.exit(f"the header {name} is there twice")
+        seen[name] = value
+    return seen
 
 
 asyncio.run(main(*sys.argv[1:]))

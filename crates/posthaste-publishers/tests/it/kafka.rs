@@ -1,4 +1,6 @@
-//! Kafka: a real broker, read back by `confluent-kafka`; and librdkafka's own mock for what that broker never says.
+//! Kafka: a real broker, read back by `confluent-kafka`; and librdkafka's own mock for what that broker never says: that somebody is
+//! not authorised for a topic, that a request is too large, that a partition has no leader or too few replicas (also in `src/kafka.rs`).
+//! Nobody but the mock has said these to this code.
 
 mod broker;
 mod proxy;
@@ -22,6 +24,7 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
 use tokio::time::Instant;
 
+use crate::backlog::{self, EVENTS};
 use crate::formats::{self, CARRIER, Carrier};
 
 use broker::{Private, Seen, create_topic, new_topic, read, shared, unused_topic};
@@ -227,6 +230,16 @@ async fn order_within_keys_is_kept_with_several_batches_in_flight() {
     let seen = read(&broker, &topic).await;
     assert_once_and_in_order(&seen, 10, 4_000);
     assert!(seen.iter().map(|message| message.partition).max() > Some(0), "all keys in one partition");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backlog_goes_in_batches() {
+    let broker = shared();
+    let topic = new_topic(&broker, 4).await;
+    let kafka = connect(&broker).await;
+    // How many of them are in a request is the client's affair; for us it is enough that it has them together.
+    backlog::delivered(EVENTS, kafka.topic(&topic), None).await.is_in_batches();
+    assert_eq!(read(&broker, &topic).await.len(), EVENTS);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -466,6 +479,47 @@ async fn mocked(errors: &[RDKafkaRespErr]) -> (MockCluster<'static, DefaultProdu
     let kafka = Kafka::connect(KafkaOptions::new(mock.bootstrap_servers())).await.unwrap();
     mock.request_errors(RDKafkaApiKey::Produce, errors);
     (mock, kafka)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_authorised_for_a_topic_is_told_so_and_may_be_later() {
+    let (_mock, kafka) = mocked(&[RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED]).await;
+    let results = kafka.publish(numbered("orders", 1, 0..1)).await;
+    assert_eq!(kinds(&results), [Some(PublishErrorKind::Retryable)], "{results:?}");
+    let reason = results[0].as_ref().unwrap_err().to_string();
+    assert!(reason.contains("allow this user to write to the topic"), "{reason}");
+    // The client remembers it for a while.
+    let give_up_at = Instant::now() + PATIENCE;
+    while kinds(&kafka.publish(numbered("orders", 1, 0..1)).await) != [None] {
+        assert!(Instant::now() < give_up_at, "nobody refuses it any more");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_without_a_leader_or_enough_replicas_is_put_off_and_tried_again() {
+    for code in
+        [RDKafkaRespErr::RD_KAFKA_RESP_ERR_LEADER_NOT_AVAILABLE, RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS]
+    {
+        let mock = MockCluster::new(1).unwrap();
+        mock.create_topic("orders", 1, 1).unwrap();
+        let options = KafkaOptions::new(mock.bootstrap_servers()).delivery_timeout(Duration::from_secs(3));
+        let kafka = Kafka::connect(options).await.unwrap();
+        let give_up_at = Instant::now() + PATIENCE;
+        let until_taken = async || {
+            while kinds(&kafka.publish(numbered("orders", 1, 0..1)).await) != [None] {
+                assert!(Instant::now() < give_up_at, "{code:?}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        // Its broker is known from here on, however busy the machine is.
+        until_taken().await;
+        mock.request_errors(RDKafkaApiKey::Produce, &vec![code; 10_000]);
+        let results = kafka.publish(numbered("orders", 1, 0..1)).await;
+        assert_eq!(kinds(&results), [DEFERRED], "{code:?}: {results:?}");
+        mock.clear_request_errors(RDKafkaApiKey::Produce);
+        until_taken().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

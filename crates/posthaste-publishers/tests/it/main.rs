@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
 
+#[cfg(any(feature = "kafka", feature = "mqtt", feature = "nats", feature = "rabbitmq", feature = "redis"))]
+mod backlog;
 #[cfg(any(feature = "kafka-tls", feature = "mqtt-tls", feature = "nats", feature = "webhook"))]
 mod certificate;
 mod destination;

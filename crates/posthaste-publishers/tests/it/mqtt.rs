@@ -11,7 +11,8 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout_at;
 
-use crate::formats::{self, CARRIER, Carrier, Seen, Trace};
+use crate::backlog::{self, EVENTS};
+use crate::formats::{self, CARRIER, Carrier, Once, Seen, Trace};
 use crate::started::{
     Started, json_of_bytes, kinds, message, messages, rows, run, run_for_bytes, text_of, until, variable, write,
 };
@@ -106,6 +107,20 @@ async fn events_arrive_with_their_properties() {
     assert_eq!(kinds(&mqtt.publish(vec![message("arrive/x", "late", "1")]).await), [OUTAGE]);
 }
 
+/// A message as `mosquitto_sub` prints it, where a user property that came twice is there twice.
+#[derive(serde::Deserialize)]
+struct Printed {
+    topic: String,
+    properties: Properties,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Properties {
+    content_type: Option<String>,
+    user_properties: Once,
+}
+
 #[tokio::test]
 async fn every_format_is_read_back() {
     let reader = Reader::new(&url(), "formats/#", &[]);
@@ -118,17 +133,26 @@ async fn every_format_is_read_back() {
             let space = line.iter().position(|byte| *byte == b' ').unwrap();
             let digits = std::str::from_utf8(&line[..space]).unwrap();
             let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
-            let message: Value = json_of_bytes(&line[space + 1..]);
-            let (to, properties) = (message["topic"].as_str().unwrap().to_owned(), &message["properties"]);
-            let user = formats::headers(&properties["user-properties"]);
-            let headers = user.into_iter().map(|(name, value)| (text_of(&name), text_of(&value))).collect();
-            let content_type = properties["content-type"].as_str().map(str::to_owned);
+            let Printed { topic: to, properties } = json_of_bytes(&line[space + 1..]);
+            let user = properties.user_properties.0.into_iter();
+            let headers = user.map(|(name, value)| (text_of(&name), text_of(&value))).collect();
             let body = (0..digits.len()).step_by(2).map(byte).collect();
-            Seen { to, key: None, content_type, headers, body }
+            Seen { to, key: None, content_type: properties.content_type, headers, body }
         };
         printed.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(seen).collect()
     };
     formats::are_read_back(carrier, "formats/OrderPlaced", || mqtt.topic("formats/{event_type}"), read).await;
+}
+
+#[tokio::test]
+async fn a_backlog_goes_in_batches() {
+    // By itself it takes 20 messages before it has acknowledged the first of them.
+    let (_server, url) = Started::new("mosquitto", &["allow_anonymous true", "max_inflight_messages 1000"]);
+    let reader = Reader::new(&url, "backlog", &[]);
+    let proxy = Proxy::start(url.trim_start_matches("mqtt://").parse().unwrap()).await.unwrap();
+    let mqtt = connect(&format!("mqtt://{}", proxy.addr())).await;
+    backlog::delivered(EVENTS, mqtt.topic("backlog"), Some(&proxy)).await.is_in_batches();
+    assert_eq!(reader.read(EVENTS).len(), EVENTS);
 }
 
 #[tokio::test]

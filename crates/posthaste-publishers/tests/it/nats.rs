@@ -9,6 +9,7 @@ use posthaste_torture::proxy::Proxy;
 use serde_json::Value;
 use tokio::time::timeout_at;
 
+use crate::backlog::{self, EVENTS};
 use crate::certificate::certificate;
 use crate::formats::{self, CARRIER, Carrier, Seen, from_base64};
 use crate::port::free_port;
@@ -114,6 +115,15 @@ async fn every_format_is_read_back() {
     };
     let read = async |_| read(&url(), "formats").into_iter().map(seen).collect();
     formats::are_read_back(carrier, "formats.OrderPlaced", || nats.subject("formats.{event_type}"), read).await;
+}
+
+#[tokio::test]
+async fn a_backlog_goes_in_batches() {
+    add_stream(&url(), "backlog", "");
+    let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
+    let nats = connect(&format!("nats://{}", proxy.addr())).await;
+    backlog::delivered(EVENTS, nats.subject("backlog.x"), Some(&proxy)).await.is_in_batches();
+    assert_eq!(client(&url(), "count", "backlog").trim(), EVENTS.to_string());
 }
 
 #[tokio::test]

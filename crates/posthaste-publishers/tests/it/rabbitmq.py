@@ -2,6 +2,7 @@
 
 rabbitmq.py URL make JSON    {"exchanges": {name: kind}, "queues": {name: arguments}, "bindings": [[queue, exchange, key]]}
 rabbitmq.py URL take QUEUE   a line of JSON for each message, which is then gone
+rabbitmq.py URL count QUEUE  how many messages there are, which are then gone with the queue
 """
 
 import base64
@@ -21,6 +22,8 @@ if command == "make":
         channel.queue_declare(name, durable=True, arguments=arguments)
     for queue, exchange, key in wanted.get("bindings", []):
         channel.queue_bind(queue, exchange, key)
+elif command == "count":
+    print(channel.queue_delete(argument).method.message_count)
 elif command == "take":
     while True:
         method, properties, body = channel.basic_get(argument, auto_ack=True)

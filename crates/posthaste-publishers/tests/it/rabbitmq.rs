@@ -10,8 +10,10 @@ use futures_util::FutureExt;
 use posthaste_core::{Event, MemoryStore, Outbox};
 use posthaste_publishers::rabbitmq::{ExchangeKind, ExchangeOptions, QueueOptions, Rabbit, RabbitOptions};
 use posthaste_publishers::{PublishErrorKind, Publisher};
+use posthaste_torture::proxy::Proxy;
 use serde_json::{Value, json};
 
+use crate::backlog::{self, EVENTS};
 use crate::formats::{self, CARRIER, Carrier, Seen};
 
 use server::{all_done, ids, message, server, unique, write};
@@ -88,6 +90,17 @@ async fn every_format_is_read_back() {
     };
     let read = async |_| server.take(&name).into_iter().map(seen).collect();
     formats::are_read_back(carrier, &name, || rabbit.queue(&name), read).await;
+    rabbit.close().await;
+}
+
+#[tokio::test]
+async fn a_backlog_goes_in_batches() {
+    let (server, name) = (server(), unique());
+    let proxy = Proxy::start(server.address()).await.unwrap();
+    let options = RabbitOptions::new(format!("amqp://guest:guest@{}/%2f", proxy.addr()));
+    let rabbit = Rabbit::connect(options.declare_queue(QueueOptions::new(&name))).await.unwrap();
+    backlog::delivered(EVENTS, rabbit.queue(&name), Some(&proxy)).await.is_in_batches();
+    assert_eq!(server.count(&name), EVENTS);
     rabbit.close().await;
 }
 

@@ -7,6 +7,7 @@ use posthaste_publishers::redis::{Redis, RedisOptions};
 use posthaste_publishers::{BreakerState, PublishErrorKind, Publisher};
 use posthaste_torture::proxy::Proxy;
 
+use crate::backlog::{self, EVENTS};
 use crate::formats::{self, CARRIER, Carrier, Seen};
 use crate::started::{
     Started, bytes_of, json_of_bytes, kinds, message, messages, rows, run, run_for_bytes, text_of, until, variable,
@@ -114,6 +115,17 @@ async fn every_format_is_read_back() {
         entries.into_iter().map(seen).collect()
     };
     formats::are_read_back(carrier, "formats:OrderPlaced", || redis.stream("formats:{event_type}"), read).await;
+}
+
+#[tokio::test]
+async fn a_backlog_goes_in_batches() {
+    let proxy = Proxy::start(socket(&without(&["backlog", "one-by-one"]))).await.unwrap();
+    let redis = connect(&format!("redis://{}", proxy.addr())).await;
+    backlog::delivered(EVENTS, redis.stream("backlog"), Some(&proxy)).await.is_in_batches();
+    assert_eq!(cli(&url(), &["XLEN", "backlog"]), EVENTS.to_string());
+    let alone = backlog::delivered(500, redis.stream("one-by-one").max_batch(1), Some(&proxy)).await;
+    alone.is_one_by_one(500);
+    cli(&url(), &["DEL", "backlog", "one-by-one"]);
 }
 
 #[tokio::test]

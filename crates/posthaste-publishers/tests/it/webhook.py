@@ -46,7 +46,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             seen[url.path] += 1
             print(json.dumps({
                 "path": url.path,
-                "headers": {name.lower(): value for name, value in self.headers.items()},
+                # A header that came more than once has all its values.
+                "headers": {name.lower(): ", ".join(self.headers.get_all(name)) for name in self.headers},
                 "body": base64.b64encode(body).decode(),
                 "active": active,
                 "at": time.monotonic(),

@@ -1,6 +1,6 @@
 //! Short runs whose destination is a real broker, started by `scripts/brokers` and read by a client that is not ours.
 
-use crate::run::{is_caught, is_valid};
+use crate::run::{is_caught, is_refused, is_valid};
 
 /// Everything that befalls brokers, and some of what befalls everybody else at the same time.
 const FAULTS: &str = "--faults broker-kill,broker-pause,broker-slow,broker-half-open,broker-cut,acknowledgements-lost,\
@@ -9,6 +9,11 @@ const FAULTS: &str = "--faults broker-kill,broker-pause,broker-slow,broker-half-
 
 /// A machine that does other things as well keeps up with this.
 const PACE: &str = "--seconds 20 --rate 40";
+
+/// The order is read right and lost on the way to the broker. Few keys, and a broker that is slow, so that a batch has several events of
+/// one.
+const OUT_OF_ORDER: &str =
+    "--ordered --sabotage publish-at-once --workload contended --faults broker-slow --seconds 5 --rate 40";
 
 mod kafka {
     use super::*;
@@ -21,6 +26,11 @@ mod kafka {
     #[tokio::test]
     async fn an_honest_build_keeps_the_order() {
         is_valid(&format!("--ordered --database postgres --destination kafka --seed 15 {PACE} {FAULTS}")).await;
+    }
+
+    #[tokio::test]
+    async fn to_publish_a_batch_without_its_order_is_caught() {
+        is_caught(&["order"], &format!("{OUT_OF_ORDER} --destination kafka --seed 17")).await;
     }
 }
 
@@ -49,6 +59,11 @@ mod nats {
     }
 
     #[tokio::test]
+    async fn to_publish_a_batch_without_its_order_is_caught() {
+        is_caught(&["order"], &format!("{OUT_OF_ORDER} --destination nats --seed 16")).await;
+    }
+
+    #[tokio::test]
     async fn to_mark_before_publishing_is_caught() {
         let faults = "--faults relay-kill,producer-kill,broker-kill --seconds 5 --seed 4 --rate 40";
         is_caught(&["false done"], &format!("--sabotage mark-before-publish --destination nats {faults}")).await;
@@ -67,5 +82,14 @@ mod rabbitmq {
     #[tokio::test]
     async fn an_honest_build_is_valid() {
         is_valid(&format!("--database postgres --destination rabbitmq --seed 6 {PACE} {FAULTS}")).await;
+    }
+
+    #[tokio::test]
+    async fn a_mistake_that_cannot_be_made_there_is_refused() {
+        is_refused(
+            "this mistake is not made on the way to rabbitmq",
+            &format!("{OUT_OF_ORDER} --destination rabbitmq"),
+        )
+        .await;
     }
 }

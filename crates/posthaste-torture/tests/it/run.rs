@@ -35,6 +35,13 @@ pub(crate) async fn is_valid(arguments: &str) {
     assert!(history.with_extension("html").exists());
 }
 
+/// The run does not begin, for this reason.
+pub(crate) async fn is_refused(reason: &str, arguments: &str) {
+    let (output, _directory) = torture(arguments).await;
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    assert!(text(&output).contains(reason), "{}", text(&output));
+}
+
 /// The run is invalid, because one of these rules was broken.
 pub(crate) async fn is_caught(rules: &[&str], arguments: &str) {
     // Faults strike for a few seconds. On a busy machine too little may be under way then for one of them to matter.
@@ -144,26 +151,17 @@ async fn a_directory_with_something_in_it_is_refused() {
 
 #[tokio::test]
 async fn a_fault_that_cannot_be_had_is_refused_when_it_is_asked_for() {
-    let (output, _directory) = torture("--seconds 1 --faults database-crash").await;
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output).contains("database-crash cannot be had here: SQLite has no server"), "{}", text(&output));
+    is_refused("database-crash cannot be had here: SQLite has no server", "--seconds 1 --faults database-crash").await;
 }
 
 #[tokio::test]
 async fn a_fault_of_another_destination_is_refused_when_it_is_asked_for() {
-    let (output, _directory) = torture("--seconds 1 --faults broker-kill").await;
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        text(&output).contains("broker-kill cannot be had here: the destination is no broker"),
-        "{}",
-        text(&output)
-    );
+    is_refused("broker-kill cannot be had here: the destination is no broker", "--seconds 1 --faults broker-kill")
+        .await;
 }
 
 #[cfg(not(feature = "brokers"))]
 #[tokio::test]
 async fn a_build_without_brokers_says_how_to_get_them() {
-    let (output, _directory) = torture("--seconds 1 --destination kafka").await;
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output).contains("build with the feature brokers"), "{}", text(&output));
+    is_refused("build with the feature brokers", "--seconds 1 --destination kafka").await;
 }

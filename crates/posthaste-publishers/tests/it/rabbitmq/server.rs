@@ -48,6 +48,11 @@ impl Server {
         self.python("take", queue).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    /// How many messages a queue has, which is deleted with them.
+    pub(super) fn count(&self, queue: &str) -> usize {
+        self.python("count", queue).trim().parse().unwrap()
+    }
+
     fn python(&self, command: &str, argument: &str) -> String {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/rabbitmq.py");
         run(Command::new(&self.python).arg(script).args([&self.url, command, argument]))

@@ -1,4 +1,4 @@
-//! Redis, which is the quickest to start.
+//! Redis and Mosquitto, which are the quickest to start.
 
 use std::process::Command;
 
@@ -6,14 +6,28 @@ use serde_json::Value;
 
 #[test]
 fn workload_b_gives_the_ratios_of_the_publisher_and_of_the_outbox() {
-    let url = std::env::var("POSTHASTE_TEST_REDIS_URL").unwrap_or_else(|_| {
-        panic!("POSTHASTE_TEST_REDIS_URL is not set; start a server with: eval \"$(scripts/brokers/redis start DIR)\"")
+    let (broker, page) = ratios_of("redis", "POSTHASTE_TEST_REDIS_URL");
+    assert!(broker.starts_with("Redis ") && broker.contains("appendonly ") && broker.contains("redis 1."), "{broker}");
+    assert!(page.contains("appendonly "), "{page}");
+}
+
+#[test]
+fn what_has_no_count_of_its_messages_is_read_back() {
+    let (broker, page) = ratios_of("mqtt", "POSTHASTE_TEST_MOSQUITTO_URL");
+    assert!(broker.starts_with("mosquitto version ") && broker.contains("rumqttc-v5-next 0."), "{broker}");
+    assert!(page.contains("quality of service 1"), "{page}");
+}
+
+/// Measures with the broker of a variable: what it says of the broker, and its page.
+fn ratios_of(kind: &str, variable: &str) -> (String, String) {
+    let url = std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set; run scripts/test, or start it with its script in scripts/brokers")
     });
     let directory = tempfile::tempdir().unwrap();
     let (json, page) = (directory.path().join("figures.json"), directory.path().join("figures.html"));
     let output = Command::new(env!("CARGO_BIN_EXE_posthaste-bench"))
         .args("--workload b --rounds 1 --warm-up 0 --events 2000 --broker".split(' '))
-        .arg(format!("redis={url}"))
+        .arg(format!("{kind}={url}"))
         .args(["--json", json.to_str().unwrap(), "--report", page.to_str().unwrap()])
         .output()
         .expect("the program runs");
@@ -25,7 +39,8 @@ fn workload_b_gives_the_ratios_of_the_publisher_and_of_the_outbox() {
     let of = |workload: &str| {
         measured.iter().find(|one| one["workload"] == workload).unwrap_or_else(|| panic!("no {workload}: {said}"))
     };
-    let (publisher, outbox, in_turn) = (of("B publish redis"), of("B redis"), of("B redis in turn"));
+    let (publisher, outbox) = (of(&format!("B publish {kind}")), of(&format!("B {kind}")));
+    let in_turn = of(&format!("B {kind} in turn"));
     assert_eq!(measured.len(), 3, "{said}");
     for one in [publisher, outbox, in_turn] {
         assert!(one["ours"].as_f64().unwrap() > 0.0 && one["ceiling"].as_f64().unwrap() > 0.0, "{one}");
@@ -34,8 +49,7 @@ fn workload_b_gives_the_ratios_of_the_publisher_and_of_the_outbox() {
     assert_eq!((&publisher["goal"], &outbox["goal"], &in_turn["goal"]), (&0.8.into(), &0.8.into(), &Value::Null));
     // One after the other takes longer than the slower of the two.
     assert!(in_turn["ceiling"].as_f64() < outbox["ceiling"].as_f64(), "{in_turn} {outbox}");
-    let broker = outbox["machine"]["brokers"][0].as_str().unwrap();
-    assert!(broker.starts_with("Redis ") && broker.contains("appendonly ") && broker.contains("redis 1."), "{broker}");
     let page = std::fs::read_to_string(page).unwrap();
-    assert!(page.matches("<svg").count() >= 3 && page.contains("appendonly "), "{page}");
+    assert!(page.matches("<svg").count() >= 3, "{page}");
+    (outbox["machine"]["brokers"][0].as_str().unwrap().to_owned(), page)
 }
