@@ -68,10 +68,7 @@ enum Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    if std::env::var_os("NO_COLOR").is_some() {
-        console::set_colors_enabled(false);
-        console::set_colors_enabled_stderr(false);
-    }
+    choose_colours();
     // A relay says by its settings how it logs.
     if !matches!(cli.command, Command::Relay(_)) {
         log_if_asked();
@@ -117,6 +114,19 @@ async fn bench(args: posthaste_bench::Args) -> anyhow::Result<ExitCode> {
 async fn torture(args: posthaste_torture::Args) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe()?;
     posthaste_torture::run(args, &[program.into_os_string(), "torture".into()]).await
+}
+
+/// Heeds `NO_COLOR`. An empty one counts as none, which `console` does not know: then it is decided here as it would decide.
+fn choose_colours() {
+    let Some(no_colour) = std::env::var_os("NO_COLOR") else { return };
+    let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|set| set == value);
+    let is_dumb = if cfg!(windows) { false } else { std::env::var_os("TERM").is_none() || is("TERM", "dumb") };
+    let is_forced = std::env::var("CLICOLOR_FORCE").is_ok_and(|forced| forced != "0");
+    let is_wanted = |stream: &console::Term| {
+        no_colour.is_empty() && (is_forced || stream.is_term() && !is_dumb && !is("CLICOLOR", "0"))
+    };
+    console::set_colors_enabled(is_wanted(&console::Term::stdout()));
+    console::set_colors_enabled_stderr(is_wanted(&console::Term::stderr()));
 }
 
 /// An error and its causes in one line. Some print their cause themselves; saying it twice helps nobody.

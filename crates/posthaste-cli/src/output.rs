@@ -153,7 +153,11 @@ pub(crate) fn confirmed(question: &str, yes: bool) -> io::Result<bool> {
     io::stderr().flush()?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
-    let confirmed = matches!(answer.trim(), "y" | "Y" | "yes");
+    if !answer.ends_with('\n') {
+        // The end of input leaves the cursor behind the question.
+        tell("");
+    }
+    let confirmed = matches!(&*answer.trim().to_ascii_lowercase(), "y" | "yes");
     if !confirmed {
         tell("nothing was changed");
     }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use jiff::SignedDuration;
 use posthaste::store::Purge;
 
 use crate::database::Database;
@@ -45,7 +46,9 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let counts = database.admin().counts().await?;
     for (name, kept, count) in [("DONE", args.done_after, counts.done), ("DEAD", args.dead_after, counts.dead)] {
         if let Some(kept) = kept {
-            tell(format_args!("of {count} {name} events, those that ended more than {kept:?} ago are deleted"));
+            // As it may be written on the command line: 168h, and not 604800s.
+            let kept = SignedDuration::try_from(kept).map_or_else(|_| format!("{kept:?}"), |kept| format!("{kept:#}"));
+            tell(format_args!("of {count} {name} events, those that ended more than {kept} ago are deleted"));
         }
     }
     if !confirmed("delete them?", args.yes)? {

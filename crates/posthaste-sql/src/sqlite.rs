@@ -50,6 +50,9 @@ const ROW_BUFFER: usize = 1024;
 /// stays in the log until then goes to the database once. 16 MB, four times SQLite's own default.
 const CHECKPOINT_PAGES: &str = "4000";
 
+/// What a URL may say behind its question mark.
+const PARAMETERS: [&str; 4] = ["cache", "immutable", "mode", "vfs"];
+
 /// An outbox in a SQLite database. Cheap to clone; clones share the pool. Comes with the feature `sqlite`.
 ///
 /// SQLite lets one transaction write at a time. Writers of one process queue up here, in order, instead of polling the
@@ -129,6 +132,14 @@ impl Statements {
 pub(crate) fn options(url: &str) -> Result<SqliteConnectOptions, Error> {
     expect(url, Scheme::Sqlite)?;
     let rest = url.split_once(':').map_or("", |(_, rest)| rest);
+    let query = rest.split_once('?').map_or("", |(_, query)| query);
+    let names = query.split('&').filter(|part| !part.is_empty()).map(|part| part.split('=').next().unwrap_or_default());
+    // The driver would say what it is called, which may be a part of the key of an encrypted file.
+    if let Some((place, _)) = (1..).zip(names).find(|(_, name)| !PARAMETERS.contains(name)) {
+        let known = PARAMETERS.join(", ");
+        let reason = format!("its parameter in place {place} is not known; leave it out, or say one of {known}");
+        return Err(Error::Config { field: "url", value: "sqlite:…".to_owned(), reason });
+    }
     let options = SqliteConnectOptions::from_str(&format!("sqlite:{rest}")).map_err(|error| Error::Config {
         field: "url",
         // Others have keys of encrypted files in it.
@@ -136,8 +147,7 @@ pub(crate) fn options(url: &str) -> Result<SqliteConnectOptions, Error> {
         reason: format!("{error}; a URL looks like sqlite:orders.db?mode=rwc"),
     })?;
     // A URL that says how to open the file means it.
-    let says_mode = rest.split_once('?').is_some_and(|(_, query)| query.contains("mode="));
-    Ok(if says_mode { options } else { options.create_if_missing(true) })
+    Ok(if query.contains("mode=") { options } else { options.create_if_missing(true) })
 }
 
 impl SqliteStore {

@@ -81,7 +81,8 @@ impl fmt::Display for Scheme {
 /// # Errors
 /// [`Error::Config`] when there is no such part, when it is not known (the message lists those that are), when the
 /// database is known but this build has no support for it, or when the URL of a server has a parameter that means nothing to
-/// its driver, which would pass over it. Those that mean something to other drivers (`connect_timeout`, `pgbouncer`) are let through. Messages never show the rest of the URL, which may hold a password.
+/// its driver, which would pass over it. Those that mean something to other drivers (`connect_timeout`, `pgbouncer`) are let
+/// through. Messages never show the rest of the URL, which may hold a password.
 pub fn detect(url: &str) -> Result<Scheme, Error> {
     let Some((given, _)) = url.split_once(':') else {
         return Err(refused("", format!("it has no scheme; a database URL begins with {}", known())));
@@ -207,7 +208,7 @@ mod tests {
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     fn what_a_store_would_refuse_is_refused_before_it_connects() {
         for (url, words) in [
-            ("sqlite:shop.db?hue=1", "unknown query parameter"),
+            ("sqlite:shop.db?mode=ro&hue=1", "its parameter in place 2 is not known"),
             ("postgres://u:secret@h/d?sslmode=bogus", "unknown value"),
             ("postgres://u:secret@h/d?port=x", "invalid digit"),
             ("postgres://u:secret@h:many/d", "invalid port number"),

@@ -68,7 +68,7 @@ impl Secrets<'_> {
         } else {
             // What a variable says is in the environment already.
             let is_open = !matches!(value.origin, Origin::Variable(_));
-            let is_secret = is_secret || password(&text).is_some() || has_secret(&text);
+            let is_secret = is_secret || password(&text).is_some() || has_secret(&text) || is_of_a_user(field, &text);
             if is_open && is_secret {
                 let message = "a secret does not stand here: give it as \"env:NAME\" or \"file:PATH\"";
                 self.faults.push(Fault::new(&value.origin, field, message));
@@ -112,11 +112,25 @@ fn has_secret(text: &str) -> bool {
 /// Where the password of a URL is, if it has one.
 fn password(url: &str) -> Option<std::ops::Range<usize>> {
     let start = url.find("://")? + 3;
-    let rest = &url[start..];
+    let (before, rest) = url.split_at(start);
+    // The first of several addresses may have none.
+    let scheme = before.trim_end_matches("://").rsplit([',', ' ']).next().unwrap_or_default();
     // A password may have any sign in it, so the last of these counts. One in a path makes what is hidden longer.
     let at = rest.rfind('@')?;
-    let colon = rest[..at].find(':')?;
-    (colon + 1 < at).then_some(start + colon + 1..start + at)
+    let begin = match OF_NATS.iter().any(|of_nats| scheme.eq_ignore_ascii_case(of_nats)) {
+        true => 0,
+        false => rest[..at].find(':')? + 1,
+    };
+    (begin < at).then_some(start + begin..start + at)
+}
+
+/// How addresses of NATS begin, in which a user without a password is a token.
+const OF_NATS: [&str; 4] = ["nats", "tls", "ws", "wss"];
+
+/// Whether it is an address without a scheme, as clients of NATS take them, behind a token or a user and his password.
+fn is_of_a_user(field: &str, text: &str) -> bool {
+    let is_address = field.rsplit('.').next() == Some("url") && !text.contains("://") && !text.starts_with("sqlite:");
+    is_address && text.contains('@')
 }
 
 /// An address without the password that may be in it, nor what follows a question mark.
@@ -135,6 +149,11 @@ pub(crate) fn shown(url: &str) -> String {
 pub(crate) fn hidden(key: &str, value: &Value) -> String {
     match &value.kind {
         Kind::Text(text) | Kind::Untyped(text) if is_secret_key(key) || has_secret(text) => "\"…\"".to_owned(),
+        Kind::Text(text) | Kind::Untyped(text) if is_of_a_user(key, text) => {
+            format!("\"…@{}\"", text.rsplit('@').next().unwrap_or_default())
+        }
+        // Whoever takes webhooks may know their senders by the path alone.
+        Kind::Untyped(text) if is_of_http(text) => format!("{:?}", host(&shown(text))),
         Kind::Text(text) | Kind::Untyped(text) if text.contains("://") => format!("{:?}", shown(text)),
         Kind::List(list) => {
             let items: Vec<String> = list.iter().map(|value| hidden(key, value)).collect();
@@ -146,6 +165,21 @@ pub(crate) fn hidden(key: &str, value: &Value) -> String {
             format!("{{ {} }}", entries.join(", "))
         }
         _ => value.to_string(),
+    }
+}
+
+fn is_of_http(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| {
+        ["http", "https"].iter().any(|of_http| scheme.trim_start().eq_ignore_ascii_case(of_http))
+    })
+}
+
+/// An address up to its host.
+fn host(url: &str) -> String {
+    let start = url.find("://").map_or(0, |colon| colon + 3);
+    match url[start..].split_once('/') {
+        Some((host, path)) if !path.is_empty() => format!("{}{host}/…", &url[..start]),
+        _ => url.to_owned(),
     }
 }
 
@@ -162,7 +196,12 @@ mod tests {
             ("mysql://root:@localhost/shop", "mysql://root:@localhost/shop"),
             ("sqlite:shop.db", "sqlite:shop.db"),
             ("https://hooks.example/a:b", "https://hooks.example/a:b"),
+            ("postgres://localhost/shop?password=abc&t0k3n=x", "postgres://localhost/shop"),
             ("nats://127.0.0.1:4222", "nats://127.0.0.1:4222"),
+            ("nats://token@127.0.0.1:4222", "nats://…@127.0.0.1:4222"),
+            ("TLS://me:secret@a:1,tls://token@b:2", "TLS://…@b:2"),
+            ("a:1,nats://token@b:2", "a:1,nats://…@b:2"),
+            ("redis://shop@localhost", "redis://shop@localhost"),
         ] {
             assert_eq!(shown(url), safe);
         }
@@ -189,5 +228,13 @@ mod tests {
         assert_eq!(hidden("note", &value("-----BEGIN EC PRIVATE KEY-----\nMHc=")), "\"…\"");
         assert_eq!(hidden("dsn", &value("host=db Password=hunter2")), "\"…\"");
         assert_eq!(hidden("to", &value("orders")), "\"orders\"");
+        assert_eq!(hidden("url", &value("redis://a/0?x=hunter2")), "\"redis://a/0\"");
+        assert_eq!(hidden("url", &value("hunter2@bus:4222")), "\"…@bus:4222\"");
+        assert_eq!(hidden("url", &value("sqlite:a@b.db")), "\"sqlite:a@b.db\"");
+        // What a variable says of a webhook is nobody's business but for the host; what stands in the file is no secret.
+        assert_eq!(hidden("to", &value("https://a.example/T0/hunter2")), "\"https://a.example/…\"");
+        assert_eq!(hidden("to", &value("https://me:hunter2@a.example/")), "\"https://me:…@a.example/\"");
+        let open = Value { origin: Origin::Default, kind: Kind::Text("https://a.example/hooks?x=hunter2".to_owned()) };
+        assert_eq!(hidden("to", &open), "\"https://a.example/hooks\"");
     }
 }

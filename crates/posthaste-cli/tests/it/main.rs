@@ -9,6 +9,7 @@ mod config;
 mod demo;
 mod doctor;
 mod ending;
+mod fanout;
 mod golden;
 mod help;
 #[cfg(feature = "kafka")]

@@ -271,6 +271,42 @@ fn prometheus_accepts_the_alerts() {
     assert!(!output.status.success(), "{}", stdout(&output));
 }
 
+/// Each of them fires for the series that it should fire for, and for no others.
+#[test]
+fn alerts_fire_when_they_should_and_not_otherwise() {
+    let rules = read("packaging/prometheus/alerts.yaml");
+    let here = Place::new();
+    here.write("alerts.test.yaml", &read("packaging/prometheus/alerts.test.yaml"));
+    let test = |rules: &str| {
+        here.write("alerts.yaml", rules);
+        tool("prometheus", Command::new("promtool").args(["test", "rules"]).arg(here.path("alerts.test.yaml")))
+    };
+    let output = test(&rules);
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    // It does look: an alert that never fires is missed, one that always does is too many, and one that is in a hurry is early.
+    let parts: Vec<&str> = rules.split("      - alert: ").collect();
+    assert_eq!(parts.len(), alerts().len() + 1);
+    let name = |part: &str| part.lines().next().unwrap().to_owned();
+    let in_a_hurry = |part: &str| {
+        let (before, after) = part.split_once("        for: ")?;
+        Some(format!("{before}{}", after.split_once('\n').unwrap().1))
+    };
+    let wrongs: [&dyn Fn(&str) -> Option<String>; 3] = [
+        &|part| Some(format!("{}\n        expr: vector(0) > 1\n", name(part))),
+        &|part| Some(format!("{}\n        expr: vector(1)\n", name(part))),
+        &in_a_hurry,
+    ];
+    for wrong in wrongs {
+        let rules: Vec<String> =
+            parts[1..].iter().map(|part| wrong(part).unwrap_or_else(|| (*part).to_owned())).collect();
+        let output = test(&[&[parts[0].to_owned()], &rules[..]].concat().join("      - alert: "));
+        assert!(!output.status.success() && stderr(&output).contains("FAILED"), "{}", stdout(&output));
+        for part in parts[1..].iter().filter(|part| wrong(part).is_some()) {
+            assert!(stderr(&output).contains(&name(part)), "{}: {}", name(part), stderr(&output));
+        }
+    }
+}
+
 #[test]
 fn prometheus_accepts_the_metrics_of_a_relay() {
     let here = Place::with("[http]\nlisten = \"127.0.0.1:0\"\nsample_interval = \"100ms\"\n");

@@ -54,6 +54,9 @@ impl Place {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
         command.args(arguments).current_dir(self.directory.path()).env_remove("RUST_LOG").stdin(Stdio::null());
+        for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+            command.env_remove(name);
+        }
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("POSTHASTE_")) {
             command.env_remove(name);
         }
@@ -81,10 +84,24 @@ impl Place {
 
     /// Runs a command with one end of a terminal as its standard output (1) or standard error (2): what it prints, and what it says.
     pub(crate) fn on_terminal(&self, stream: u8, arguments: &[&str]) -> (String, String) {
+        let ended = self.with_terminal(&stream.to_string(), "", arguments);
+        assert_eq!(ended.status, 0, "{arguments:?}: {ended:?}");
+        (ended.printed, ended.said)
+    }
+
+    /// Runs a command for somebody at a terminal, who types this when he is asked; `^D` and `^C` are keys.
+    pub(crate) fn answering(&self, answer: &str, arguments: &[&str]) -> Ended {
+        let ended = self.with_terminal("02", answer, arguments);
+        assert!(ended.asked, "{arguments:?}: nothing was asked: {ended:?}");
+        ended
+    }
+
+    /// Runs a command with a terminal as these of its streams.
+    fn with_terminal(&self, streams: &str, answer: &str, arguments: &[&str]) -> Ended {
         const TERMINAL: &str = include_str!("terminal.py");
         let ours = self.command(arguments);
         let mut python = Command::new("python3");
-        python.args(["-c", TERMINAL, &stream.to_string()]).arg(ours.get_program()).args(ours.get_args());
+        python.args(["-c", TERMINAL, streams, answer]).arg(ours.get_program()).args(ours.get_args());
         python.current_dir(self.directory.path()).env("TERM", "xterm-256color").stdin(Stdio::null());
         for (name, value) in ours.get_envs() {
             match value {
@@ -94,8 +111,7 @@ impl Place {
         }
         let output = crate::tool("python3", &mut python);
         assert!(output.status.success(), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
-        let streams: [String; 2] = serde_json::from_slice(&output.stdout).unwrap();
-        streams.into()
+        serde_json::from_slice(&output.stdout).unwrap()
     }
 
     /// The same place on a machine whose clock is so many seconds ahead, or behind.
@@ -170,6 +186,16 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(started.elapsed() < PATIENCE, "it never came that {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// What became of a command at a terminal.
+#[derive(Debug, serde::Deserialize)]
+pub(crate) struct Ended {
+    pub(crate) printed: String,
+    pub(crate) said: String,
+    /// Less than zero if it was ended by a signal.
+    pub(crate) status: i32,
+    asked: bool,
 }
 
 /// A command that goes on, and ends with the test at the latest.

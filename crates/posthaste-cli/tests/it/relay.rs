@@ -243,9 +243,19 @@ fn a_destination_that_is_away_at_the_start_is_waited_for() {
 
 #[tokio::test]
 async fn a_database_that_is_away_at_the_start_is_waited_for() {
-    let url = postgres().await;
-    let late = Late::to(&socket(&url));
-    let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url.replace(&socket(&url), &late.address.to_string()));
+    waits_for_database(&postgres().await, "outbox_event");
+}
+
+#[test]
+fn a_mysql_that_is_away_at_the_start_is_waited_for() {
+    waits_for_database(&variable("POSTHASTE_TEST_MYSQL_URL"), &unique("late_"));
+}
+
+fn waits_for_database(url: &str, table: &str) {
+    let late = Late::to(&socket(url));
+    let place =
+        |url: &str| Place::new().variable("POSTHASTE_DATABASE_URL", url).variable("POSTHASTE_DATABASE_TABLE", table);
+    let here = place(&url.replace(&socket(url), &late.address.to_string()));
     let mut relay = here.start(&["relay"]);
     relay.says("cannot be reached; waiting for it");
     relay.terminate();
@@ -253,17 +263,24 @@ async fn a_database_that_is_away_at_the_start_is_waited_for() {
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("ended before anything was claimed"), "{said}");
 
-    let there = Place::new().variable("POSTHASTE_DATABASE_URL", &url);
+    let there = place(url);
     there.ok(&["migrate", "up"]);
+    there.ok(&["events", "write", "--type", "OrderPlaced", "{}"]);
     let mut relay = here.start(&["relay"]);
     relay.says("cannot be reached; waiting for it");
+    // It says which, and nothing that could be a secret.
+    let said = relay.said();
+    assert!(said.contains(&format!("the database {}://", url.split(':').next().unwrap())), "{said}");
+    assert!(said.contains(&late.address.to_string()) && !said.contains('?'), "{said}");
+    assert_eq!(there.json(&["stats", "--output", "json"])["new"], 1, "nothing is claimed");
     late.arrive();
     relay.says("delivering");
-    there.ok(&["events", "write", "--type", "OrderPlaced", "{}"]);
-    there.until("it is delivered", |there| there.json(&["stats", "--output", "json"])["done"] == 1);
+    assert!(relay.said().contains(" is there"), "{}", relay.said());
+    there.ok(&["events", "write", "--type", "OrderPaid", "{}"]);
+    there.until("both are delivered", |there| there.json(&["stats", "--output", "json"])["done"] == 2);
     relay.terminate();
     let (status, printed, said) = relay.end();
-    assert_eq!((status, lines(&printed).len()), (Some(0), 1), "{said}");
+    assert_eq!((status, lines(&printed).len()), (Some(0), 2), "{said}");
 }
 
 #[tokio::test]
