@@ -171,7 +171,7 @@ enum Workload {
     W100,
     /// D, D+1M and Ddel: rows that wait, until the last is DONE.
     D,
-    /// Dord: rows that wait, each aggregate in its order; one aggregate alone; and with much beside.
+    /// Dord: rows that wait, each aggregate in its order; one aggregate alone; with much beside, and what a claim costs then.
     Dord,
     /// B: rows that wait, to a broker until acknowledged and DONE; and the publisher alone.
     B,

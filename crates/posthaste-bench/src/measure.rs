@@ -110,6 +110,13 @@ impl About<'_> {
         self.measurement(ours, ceiling.clone(), their, ratio, goal)
     }
 
+    /// Ours against others, where less is better: theirs to ours.
+    pub(crate) fn compare_costs(&self, ours: &Figures, theirs: &Figures, goal: Option<f64>) -> Measurement {
+        let (our, their) = (ours.median().unwrap_or(f64::NAN), theirs.median().unwrap_or(f64::NAN));
+        let ratio = theirs.to(ours).and_then(|ratios| ratios.median()).unwrap_or(their / our);
+        self.measurement(ours, theirs.clone(), their, ratio, goal)
+    }
+
     /// Ours against a bound below which it must stay.
     pub(crate) fn at_most(&self, ours: &Figures, bound: f64) -> Measurement {
         let our = ours.median().unwrap_or(f64::NAN);
@@ -172,6 +179,9 @@ mod tests {
         // A slow round is slow for both.
         let [ours, theirs] = [[90.0, 9.0, 95.0], [100.0, 10.0, 100.0]].map(|rounds| rounds.into_iter().collect());
         assert_eq!(about.compare(&ours, &theirs, None).ratio, 0.9);
+        let less = about.compare_costs(&figures(125.0), &figures(100.0), Some(0.9));
+        assert_eq!((less.ratio, less.reached, less.ours, less.ceiling), (0.8, false, 125.0, 100.0));
+        assert!(about.compare_costs(&figures(80.0), &figures(100.0), Some(0.9)).reached);
         assert!(about.at_most(&figures(40.0), 50.0).reached);
         assert!(!about.at_most(&figures(60.0), 50.0).reached);
         assert!(!about.at_least(&figures(40.0), 50.0).reached);

@@ -22,6 +22,9 @@ macro_rules! order {
 }
 use order;
 
+/// The type of aggregates that stand still beside what is measured.
+pub(crate) const STUCK: &str = "Stuck";
+
 /// The connection of a subject's store.
 pub(crate) type Connection<S> = <<S as Subject>::Store as WriteStore>::Connection;
 

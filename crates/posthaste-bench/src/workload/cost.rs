@@ -73,11 +73,7 @@ fn report<S: Subject>(
         if path == "hot" && *quantity == STATEMENTS {
             bench.add(about.at_most(&figures, MOST_STATEMENTS));
         } else if let Some(by_hand) = by_hand.get(quantity) {
-            // The less the better, so theirs is compared with ours.
-            let mut told = about.compare(&[*by_hand].into_iter().collect(), &figures, None);
-            std::mem::swap(&mut told.ours, &mut told.ceiling);
-            std::mem::swap(&mut told.ours_by_round, &mut told.ceiling_by_round);
-            bench.add(told);
+            bench.add(about.compare_costs(&figures, &[*by_hand].into_iter().collect(), None));
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Dord: rows that wait, delivered in the order of each aggregate.
 
+mod claim;
+
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -11,7 +13,7 @@ use super::drain::{Relays, drain_filled};
 use crate::bench::Bench;
 use crate::measure::About;
 use crate::rounds::of;
-use crate::subject::{Filling, Subject, fill, payload};
+use crate::subject::{Filling, STUCK, Subject, fill, payload};
 
 /// Aggregates that the events belong to.
 const KEYS: usize = 1000;
@@ -23,7 +25,8 @@ const ONE_KEY_GOAL: f64 = 5_000.0;
 /// How much of the speed must be left beside done rows, or beside aggregates that stand still.
 const BESIDE_GOAL: f64 = 0.9;
 
-/// In order and without, with done rows, parked and blocked aggregates beside, and of one aggregate alone.
+/// In order and without, with done rows, parked and blocked aggregates beside, and of one aggregate alone. Then what a claim costs
+/// beside them, without what is done once at the start of a drain.
 pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::Result<()> {
     let (events, done, still) = (bench.sizes.events, bench.sizes.done_beside, bench.sizes.still_beside);
     let filling = Filling { events, keys: KEYS, ..Filling::default() };
@@ -65,19 +68,25 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::R
         ..about
     };
     bench.add(about.at_least(&of(&figures, "one aggregate"), ONE_KEY_GOAL));
-    Ok(())
+    claim::run(bench, subject).await
 }
 
 /// Events per second of the outbox in order.
 async fn in_order<S: Subject>(subject: &S, filling: Filling) -> anyhow::Result<f64> {
+    let store = filled(subject, filling).await?;
+    let rate = drain_filled(subject, &store, filling, Relays { ordered: true, ..Relays::default() }).await?;
+    S::close(store).await;
+    Ok(rate)
+}
+
+/// An outbox in order with what is in it.
+async fn filled<S: Subject>(subject: &S, filling: Filling) -> anyhow::Result<S::Store> {
     let store = subject.fresh().await?;
     S::prepare_lanes(&store).await?;
     stand_still::<S>(&store, filling.parked, OnDead::Park).await?;
     stand_still::<S>(&store, filling.blocked, OnDead::Block).await?;
     fill::<S>(&store, filling).await?;
-    let rate = drain_filled(subject, &store, filling, Relays { ordered: true, ..Relays::default() }).await?;
-    S::close(store).await;
-    Ok(rate)
+    Ok(store)
 }
 
 /// Makes so many aggregates stand still, with a second event behind the first of each: parked, where that one is DEAD, or blocked,
@@ -90,7 +99,7 @@ async fn stand_still<S: Subject>(store: &S::Store, aggregates: usize, policy: On
     let numbers: Vec<usize> = (0..2 * aggregates).collect();
     for chunk in numbers.chunks(10_000) {
         let event = |number: &usize| {
-            Event::builder("Tick").aggregate("Stuck", number % aggregates).json_text(payload.as_str()).build()
+            Event::builder("Tick").aggregate(STUCK, number % aggregates).json_text(payload.as_str()).build()
         };
         let rows: Vec<_> = chunk.iter().map(event).collect::<Result<_, _>>()?;
         let rows: Vec<_> = rows.into_iter().map(NewRow::new).collect();

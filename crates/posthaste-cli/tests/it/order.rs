@@ -11,9 +11,12 @@ use crate::operations::{address, metrics};
 use crate::place::{Place, Running};
 use crate::relay::{jetstream, lines, postgres, unique, variable};
 
-/// How many aggregates there are, and how many events each has.
+/// How many aggregates there are, and how many events of each are written at once.
 const ORDERS: usize = 20;
 const EVENTS: usize = 150;
+
+/// How often so many are written, at most, until a relay is stopped while it has delivered some of them and not all.
+const TRIES: usize = 20;
 
 /// Longer than anything takes that is going to happen.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -76,27 +79,77 @@ impl Shop {
         relays
     }
 
-    /// Two relays deliver, and one of them is killed in the middle of it. The other one goes on with what it has left.
-    async fn deliver_through_a_kill(&mut self) {
+    /// Two relays deliver, and one of them is killed in the middle of it. The other one takes its lanes over, and goes on with what it has
+    /// left. Gives how many events each order has.
+    async fn deliver_through_a_kill(&mut self) -> usize {
         let [killed, stays] = self.two_relays().await;
-        let half = EVENTS / 2;
-        self.write(ORDERS, 0..half).await;
-        self.until_done(ORDERS).await;
-        self.write(ORDERS, half..EVENTS).await;
+        let mut events = 0;
+        let left = loop {
+            assert!(events < EVENTS * TRIES, "it was never stopped in the middle of its work");
+            let before = self.done().await;
+            self.write(ORDERS, events..events + EVENTS).await;
+            events += EVENTS;
+            if let Some(left) = self.stop_in_the_middle(&killed, before).await {
+                break left;
+            }
+        };
         killed.signal("-KILL");
-        let done = self.done().await;
-        assert!(done < ORDERS * EVENTS, "it was killed too late");
         assert_eq!(killed.end().0, None, "a signal has ended it");
-        self.until_done(ORDERS * EVENTS).await;
+        self.until_done(ORDERS * events).await;
+        for lane in left {
+            let (owner, epoch) = self.holder(lane.lane).await;
+            assert!(owner.is_some_and(|owner| stays.is_called(&owner)), "lane {} is not the other's", lane.lane);
+            assert!(epoch > lane.epoch, "lane {} was not taken over", lane.lane);
+        }
         stays.terminate();
         let (status, _, said) = stays.end();
         assert_eq!(status, Some(0), "{said}");
+        events
     }
+
+    /// Stops a relay as soon as more than so many events are done. Gives its lanes that have events left, of which it has delivered others;
+    /// if there are none, it goes on.
+    async fn stop_in_the_middle(&mut self, relay: &Running, before: usize) -> Option<Vec<Left>> {
+        let until = Instant::now() + PATIENCE;
+        while self.done().await <= before {
+            assert!(Instant::now() < until, "nothing is delivered");
+            sleep(Duration::from_millis(1)).await;
+        }
+        relay.signal("-STOP");
+        // What it has sent to the server is carried out all the same.
+        sleep(Duration::from_millis(100)).await;
+        let lanes = "SELECT l.lane, l.epoch, l.owner, count(*) FILTER (WHERE e.status = 1), count(*) FILTER (WHERE e.status <> 1) \
+                     FROM outbox_event AS e JOIN outbox_event_lane AS l \
+                     ON l.lane = hashtextextended(e.aggregate_id COLLATE \"C\", 0) & 63 GROUP BY l.lane ORDER BY l.lane";
+        let lanes: Vec<(i16, i64, Option<String>, i64, i64)> =
+            sqlx::query_as(lanes).fetch_all(&mut self.connection).await.unwrap();
+        let left = lanes.into_iter().filter_map(|(lane, epoch, owner, done, left)| {
+            let in_the_middle = owner.is_some_and(|owner| relay.is_called(&owner)) && done > 0 && left > 0;
+            in_the_middle.then_some(Left { lane, epoch })
+        });
+        let left: Vec<_> = left.collect();
+        if left.is_empty() {
+            relay.signal("-CONT");
+            return None;
+        }
+        Some(left)
+    }
+
+    async fn holder(&mut self, lane: i16) -> (Option<String>, i64) {
+        let query = sqlx::query_as("SELECT owner::text, epoch FROM outbox_event_lane WHERE lane = $1").bind(lane);
+        query.fetch_one(&mut self.connection).await.unwrap()
+    }
+}
+
+/// A lane in which events were left, under an epoch.
+struct Left {
+    lane: i16,
+    epoch: i64,
 }
 
 /// Everything has arrived, and of each order the first time in the order of its numbers. What was under way when the relay was killed
 /// may have come again.
-fn assert_in_order(arrived: impl Iterator<Item = (String, usize)>) {
+fn assert_in_order(events: usize, arrived: impl Iterator<Item = (String, usize)>) {
     let mut orders: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (order, number) in arrived {
         let numbers = orders.entry(order).or_default();
@@ -106,7 +159,7 @@ fn assert_in_order(arrived: impl Iterator<Item = (String, usize)>) {
     }
     assert_eq!(orders.len(), ORDERS);
     for (order, numbers) in orders {
-        assert_eq!(numbers, (0..EVENTS).collect::<Vec<_>>(), "order {order}");
+        assert_eq!(numbers, (0..events).collect::<Vec<_>>(), "order {order}");
     }
 }
 
@@ -124,9 +177,10 @@ fn to_nats(stream: &str) -> String {
 async fn nats_has_every_order_in_order_when_a_relay_is_killed() {
     let stream = unique("in-order");
     let mut shop = Shop::open(&to_nats(&stream)).await;
-    shop.deliver_through_a_kill().await;
+    let events = shop.deliver_through_a_kill().await;
     let stored = lines(&jetstream("read", &stream));
     assert_in_order(
+        events,
         stored
             .iter()
             .map(|message| (message["headers"]["aggregate-id"].as_str().unwrap().to_owned(), number(&message["body"]))),
@@ -136,9 +190,12 @@ async fn nats_has_every_order_in_order_when_a_relay_is_killed() {
 #[tokio::test]
 async fn a_file_has_every_order_in_order_when_a_relay_is_killed() {
     let mut shop = Shop::open("[destination.orders]\ntype = \"file\"\npath = \"out.ndjson\"\n").await;
-    shop.deliver_through_a_kill().await;
+    let events = shop.deliver_through_a_kill().await;
     let written = lines(&shop.here.read("out.ndjson"));
-    assert_in_order(written.iter().map(|line| (line["key"].as_str().unwrap().to_owned(), number(&line["body"]))));
+    assert_in_order(
+        events,
+        written.iter().map(|line| (line["key"].as_str().unwrap().to_owned(), number(&line["body"]))),
+    );
 }
 
 /// Events of one order do not wait for each other's acknowledgement, also where the relay counts what its destinations say.

@@ -231,6 +231,11 @@ impl Running {
         }
     }
 
+    /// Whether this is the name of an owner of leases that it has made: its number, with a random part.
+    pub(crate) fn is_called(&self, owner: &str) -> bool {
+        owner.split_once('-').is_some_and(|(number, _)| number == self.child.id().to_string())
+    }
+
     pub(crate) fn terminate(&self) {
         self.signal("-TERM");
     }

@@ -15,7 +15,7 @@ use crate::dispatcher::caller::Caller;
 use crate::event::EventId;
 use crate::instrument::Measuring;
 use crate::keys::{Item, KeyId, Keys, Run};
-use crate::listener::AnyListener;
+use crate::listener::{AnyListener, Delivery};
 use crate::order::OnDead;
 use crate::poller::undecodable;
 use crate::store::{Action, MalformedInLane};
@@ -160,7 +160,8 @@ impl Worker {
                 *count = 0;
             }
         }
-        let mut deliveries = Vec::with_capacity(count);
+        // Mostly there is one, for which nothing is allocated.
+        let mut deliveries: SmallVec<[Delivery; 1]> = SmallVec::with_capacity(count);
         for (run, count) in hand.iter() {
             for (item, delivery) in
                 run.items().iter().take(*count).filter_map(|item| Some((item, item.row.as_ref().ok()?)))
@@ -187,7 +188,7 @@ impl Worker {
         };
         let policy = self.caller.policy(listener);
         let on_dead = listener.and_then(AnyListener::dead_policy).unwrap_or(self.on_dead);
-        let actions: Vec<_> = measuring.entered(|| {
+        let actions: SmallVec<[(EventId, Action); 1]> = measuring.entered(|| {
             let classified = deliveries.into_iter().zip(verdicts);
             classified
                 .map(|(event, verdict)| {

@@ -71,6 +71,9 @@ pub(crate) enum Scenario {
     ServeOthers,
 }
 
+/// The deadline that a listener does not keep.
+pub(crate) const BRIEFLY: Duration = Duration::from_millis(500);
+
 impl Scenario {
     /// A process of this very program that plays it.
     pub(crate) fn command(self, url: &str, directory: &std::path::Path) -> Command {
@@ -113,7 +116,7 @@ impl Scenario {
             // Half of it has to be left at the commit.
             Self::Hang => Options { lease: Duration::from_secs(1), ..options },
             Self::Serve | Self::ServeOthers => Options { workers: 1, shutdown_deadline: PATIENCE, ..options },
-            Self::ServeBriefly => Options { workers: 1, shutdown_deadline: Duration::from_millis(500), ..options },
+            Self::ServeBriefly => Options { workers: 1, shutdown_deadline: BRIEFLY, ..options },
             _ => options,
         }
     }
