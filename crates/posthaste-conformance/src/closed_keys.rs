@@ -201,6 +201,46 @@ pub async fn case_84_given_up_when_closed<F: Fixture>(fixture: F) {
     assert_at(&outbox.store, &EventId::from_row("4"), Status::Dead, 1).await;
 }
 
+/// Whoever has much in hand, and may look for less, leaves closed keys out all the same: those that were closed before he had the lane,
+/// those that he closes, and those that an operator has let go on.
+pub async fn case_84_in_a_backlog<F: Fixture>(fixture: F) {
+    let outbox = Lanes::of(&fixture).await;
+    let orders = ["5", "6", "7", "8"];
+    let events: Vec<_> =
+        orders.iter().flat_map(|order| [1, 2].map(|n| event(&format!("{order}-{n}"), order))).collect();
+    insert(&outbox.store, &events).await;
+    // Numbers that no row has.
+    let in_hand: Vec<i64> = (1_000_000..1_001_000).collect();
+    let pending = async |owner: &str, mine: &[LaneLease]| {
+        let parts = mine.iter().map(|lease| all_of(*lease)).collect();
+        by_number(rows(outbox.read(owner, parts, in_hand.clone()).await))
+    };
+    let closing = |mine: &[LaneLease], row| LaneSettlement { closes: true, ..settlement(mine, row, dead()) };
+    let theirs = outbox.lease("a").await;
+    let written = pending("a", &theirs).await;
+    assert_eq!(outbox.settle("a", &[closing(&theirs, &written[0])]).await, [Settled::Applied]);
+    assert_eq!(pending("a", &theirs).await, written[2..]);
+    outbox.lanes.give_back_lanes("a", &theirs).await.unwrap();
+
+    let mine = outbox.lease("b").await;
+    // More than once, since it may be the first read that finds out.
+    for _ in 0..2 {
+        assert_eq!(pending("b", &mine).await, written[2..]);
+    }
+    assert_eq!(outbox.settle("b", &[closing(&mine, &written[2])]).await, [Settled::Applied]);
+    for _ in 0..2 {
+        assert_eq!(pending("b", &mine).await, written[4..]);
+    }
+    let retry = Action::Retry { delay: LEASE, error: "not yet".into() };
+    assert_eq!(outbox.settle("b", &[settlement(&mine, &written[4], retry)]).await, [Settled::Applied]);
+    assert!(outbox.store.give_up_head(&key_of("7"), &EventId::from_row("7-1")).await.unwrap());
+    assert!(outbox.store.release_key(&key_of("5")).await.unwrap());
+    assert_eq!(pending("b", &mine).await, written[6..], "its relay has to know first");
+    let reopened = [(lease_of(&mine, written[0].0), key_of("5")), (lease_of(&mine, written[4].0), key_of("7"))];
+    outbox.lanes.forget_keys("b", &reopened).await.unwrap();
+    assert_eq!(ids(&pending("b", &mine).await), ["5-1", "5-2", "7-2", "8-1", "8-2"]);
+}
+
 /// What a key is closed for is not purged before somebody has decided about it. Where it is gone all the same the key stays closed,
 /// whatever becomes of other rows.
 pub async fn case_84_purged_head<F: Fixture>(fixture: F) {

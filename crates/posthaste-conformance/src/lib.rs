@@ -230,6 +230,7 @@ macro_rules! store_tests {
                 case_84_given_up_head,
                 case_84_given_up_when_closed,
                 case_84_purged_head,
+                case_84_in_a_backlog,
             }
             admin {
                 case_34_counts,

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use posthaste_core::Options;
+use posthaste_core::{OnDead, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::history::Recorder;
@@ -99,6 +99,39 @@ pub enum Workload {
     Contended,
 }
 
+/// What becomes of a key in order whose event is refused for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// The event is DEAD, and those behind it go on.
+    Skip,
+    /// It is tried for ever, until the operator of the run gives it up.
+    Block,
+    /// It is DEAD, and those behind it wait until the operator of the run skips it; sometimes he has it tried again before.
+    Park,
+}
+
+impl Policy {
+    /// Its name, as on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Skip => "skip",
+            Self::Block => "block",
+            Self::Park => "park",
+        }
+    }
+}
+
+impl From<Policy> for OnDead {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::Skip => Self::Skip,
+            Policy::Block => Self::Block,
+            Policy::Park => Self::Park,
+        }
+    }
+}
+
 /// Mistakes that others have made, built in to see whether the checker finds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -182,6 +215,7 @@ pub(crate) struct Config {
     pub(crate) clock_ahead: i64,
     /// Whether events of one key are delivered in order.
     pub(crate) ordered: bool,
+    pub(crate) on_dead: Policy,
     pub(crate) sabotage: Option<Sabotage>,
 }
 

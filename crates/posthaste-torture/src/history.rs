@@ -126,6 +126,13 @@ pub enum What {
         /// How often the fault can be shown to have done something, such as connections cut or processes killed.
         effects: u64,
     },
+    /// An operator is about to decide on an event that its key waits for.
+    Decided {
+        /// The event.
+        id: String,
+        /// What he is about to do: `release` it, so that it is tried again, `skip` it, or `give up`.
+        decision: String,
+    },
     /// A row that is no event was put into the table by hand.
     Malformed {
         /// Its id.
@@ -195,6 +202,10 @@ pub struct Run {
     pub attempts: u32,
     /// Whether order within a key is promised.
     pub ordered: bool,
+    /// What becomes of a key whose event is refused for good: `skip`, `block` or `park`. Empty in histories that are older than the
+    /// choice: `skip`.
+    #[serde(default)]
+    pub on_dead: String,
     /// Whether rows are owned by lanes of keys, and not by leases of their own. A lease is then that of a lane: its number and its
     /// epoch.
     #[serde(default)]
@@ -205,6 +216,11 @@ impl Run {
     /// Whether the destination was a broker, which is read at the end.
     pub fn reads_back(&self) -> bool {
         !["", "sink"].contains(&self.destination.as_str())
+    }
+
+    /// Whether those behind an event that is refused for good wait until an operator gives it up.
+    pub fn waits(&self) -> bool {
+        self.ordered && ["block", "park"].contains(&self.on_dead.as_str())
     }
 
     /// From which database to which destination.

@@ -19,6 +19,7 @@ mod fault;
 pub mod history;
 mod member;
 mod nemesis;
+mod operator;
 mod plan;
 pub mod proxy;
 pub mod report;
@@ -34,7 +35,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub use config::{Destination, Kind, Sabotage, Workload};
+pub use config::{Destination, Kind, Policy, Sabotage, Workload};
 pub use fault::Fault;
 pub use plan::Plan;
 

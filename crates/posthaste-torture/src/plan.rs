@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::config::{Destination, Kind, Sabotage, Workload};
+use crate::config::{Destination, Kind, Policy, Sabotage, Workload};
 use crate::fault::Fault;
 
 /// What a run is asked to do.
@@ -37,6 +37,10 @@ pub struct Plan {
     /// Events of one key are delivered in order, by lanes, and the checker sees whether they are.
     #[arg(long)]
     pub ordered: bool,
+    /// With order: what an event that is refused for good does to its key. Unless the others skip it, an operator decides now and
+    /// then, and the checker sees whether they waited for that.
+    #[arg(long, value_enum, default_value = "skip")]
+    pub on_dead: Policy,
     /// The faults; all that are possible, if none is named.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub faults: Vec<Fault>,

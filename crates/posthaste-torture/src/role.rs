@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use posthaste_core::{OnDead, Ordered, Outbox, OutboxBuilder};
+use posthaste_core::{Ordered, Outbox, OutboxBuilder};
 use posthaste_sql::{MySqlStore, PgStore, SqliteStore};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
@@ -23,7 +23,7 @@ use crate::history::Recorder;
 use crate::watched::Watched;
 
 use deliver::Way;
-pub(crate) use producer::{KEYS, event, plan};
+pub(crate) use producer::{KEYS, event, is_poison, plan};
 
 /// Everything in hand was delivered and settled.
 const DRAINED: u8 = 0;
@@ -89,8 +89,7 @@ async fn start<D: Database>(
         let store = Watched::new(store.clone(), Arc::clone(recorder), config.sabotage);
         let mut builder = way.listen(builder(store).options(config.options()));
         if config.ordered {
-            // What is poison by plan must not keep the others of its key.
-            builder = builder.ordered(Ordered::all()).on_dead(OnDead::Skip);
+            builder = builder.ordered(Ordered::all()).on_dead(config.on_dead.into());
         }
         match builder.start().await {
             Ok(outbox) => return Ok((outbox, way)),

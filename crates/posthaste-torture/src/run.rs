@@ -15,11 +15,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::check;
-use crate::config::{Kind, LEASE, LONGEST_BACKOFF, LONGEST_PAUSE, Workload};
+use crate::config::{Kind, LEASE, LONGEST_BACKOFF, LONGEST_PAUSE, Policy, Workload};
 use crate::database::Database;
 use crate::fault::Fault;
 use crate::history::{self, Entry, Recorder, Run, What};
 use crate::nemesis::{Deck, Nemesis, faketime};
+use crate::operator::Operator;
 use crate::plan::Plan;
 use crate::report;
 use crate::view::View;
@@ -77,6 +78,11 @@ fn can_be_had(plan: &Plan) -> anyhow::Result<()> {
         "this mistake is made {} order",
         if plan.ordered { "without" } else { "with" }
     );
+    ensure!(
+        plan.ordered || plan.on_dead == Policy::Skip,
+        "without order nothing waits for an event that is refused for good; give --ordered with --on-dead {}",
+        plan.on_dead.name()
+    );
     Ok(())
 }
 
@@ -116,6 +122,7 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         lease_ms: i64::try_from(LEASE.as_millis())?,
         attempts: posthaste_core::Options::default().retry_attempts,
         ordered: plan.ordered,
+        on_dead: plan.on_dead.name().to_owned(),
         lanes: plan.ordered,
     };
     Recorder::open(&directory.join(FIRST), "run")?.record(What::Run(intention));
@@ -132,8 +139,10 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
         anyhow::Ok(())
     };
     let mut view = View::new(directory);
+    let mut operator = Operator::new(&world, directory, seed)?;
     tokio::select! {
         raged = async { tokio::try_join!(try_join_all(hands), raged) } => drop(raged?),
+        () = operator.decide() => {}
         watched = watch(&world, &mut view) => watched?,
     }
     // Until here somebody writes, so that everybody has something to deliver.
@@ -142,12 +151,15 @@ async fn torture<D: Database>(plan: Plan, directory: &Path, program: &[OsString]
     if world.plan.sabotage.is_none() && !(world.plan.ordered && few) {
         tokio::select! {
             () = world.hear_everybody() => {}
+            () = operator.decide() => {}
             watched = watch(&world, &mut view) => watched?,
         }
     }
     heal(&world).await?;
+    operator.hurry();
     tokio::select! {
         drained = drain(&world) => drained?,
+        () = operator.decide() => {}
         watched = watch(&world, &mut view) => watched?,
     }
     world.end_relays().await?;

@@ -334,6 +334,7 @@ impl Cast<'_> {
             rate: self.plan.rate / self.plan.producers as f64,
             clock_ahead: 0,
             ordered: self.plan.ordered,
+            on_dead: self.plan.on_dead,
             sabotage: self.plan.sabotage,
         }
     }

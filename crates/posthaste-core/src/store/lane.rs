@@ -45,6 +45,9 @@ impl Key {
 ///
 /// Each method is one statement or one transaction. When its future is dropped it may or may not have been carried out. Every
 /// decision about time is the database's.
+///
+/// Whoever leases lanes through a store reads them and settles in them through the same one, or a clone of it: it may remember what it
+/// was told under a lease.
 pub trait LaneStore: Send + Sync + 'static {
     /// How many lanes there are.
     ///

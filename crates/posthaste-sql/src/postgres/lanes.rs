@@ -1,5 +1,6 @@
 //! Lanes: who has them, what is in them, and what becomes of it.
 
+mod closed;
 mod hash;
 mod keys;
 mod prepare;
@@ -26,6 +27,7 @@ use super::sql::{BEGIN, DIALECT};
 use crate::admin::limit;
 use crate::lanes::{lane, relay, renewed};
 use crate::table::TableName;
+use closed::ClosedKeys;
 
 /// What is said about the lanes of a table.
 pub(super) struct Statements {
@@ -36,6 +38,8 @@ pub(super) struct Statements {
     read: SqlStr,
     read_by_kept_plan: SqlStr,
     kept_plan: KeptPlan,
+    closed_hashes: SqlStr,
+    closed_keys: ClosedKeys,
     settle_done_in_one_table: SqlStr,
     delete_done_in_one_table: SqlStr,
     settle_done_in_a_range: SqlStr,
@@ -61,6 +65,8 @@ impl Statements {
             read: statement(sql::READ),
             read_by_kept_plan: statement(sql::READ_BY_KEPT_PLAN),
             kept_plan: KeptPlan::default(),
+            closed_hashes: statement(sql::CLOSED_HASHES),
+            closed_keys: ClosedKeys::default(),
             settle_done_in_one_table: statement(sql::SETTLE_DONE_IN_ONE_TABLE),
             delete_done_in_one_table: statement(sql::DELETE_DONE_IN_ONE_TABLE),
             settle_done_in_a_range: statement(sql::SETTLE_DONE_IN_A_RANGE),
@@ -175,6 +181,7 @@ impl PgStore {
         let mut leases: Vec<_> = leased.into_iter().map(|(lane, epoch)| lease(lane, epoch)).collect();
         // RETURNING promises no order.
         leases.sort_unstable();
+        self.sql.lanes.closed_keys.leased(&leases);
         Ok(leases)
     }
 

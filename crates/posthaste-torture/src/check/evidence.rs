@@ -62,6 +62,10 @@ pub(super) struct Event<'a> {
     /// When the database noted that it is DONE.
     pub(super) done_at: Option<i64>,
     pub(super) dead_at: Option<i64>,
+    /// When an operator first decided to skip it or to give it up.
+    pub(super) given_up_at: Option<i64>,
+    /// How often one decided to have it tried again.
+    pub(super) released: u64,
 }
 
 /// What the producer was told of the transaction; all of it may be, of one id.
@@ -129,6 +133,16 @@ impl<'a> Evidence<'a> {
 
     pub(super) fn ordered(&self) -> bool {
         self.run.is_some_and(|run| run.ordered)
+    }
+
+    /// Whether those behind an event that is refused for good wait for an operator.
+    pub(super) fn waits(&self) -> bool {
+        self.run.is_some_and(Run::waits)
+    }
+
+    /// Whether such an event is never DEAD by itself.
+    pub(super) fn blocks(&self) -> bool {
+        self.waits() && self.run.is_some_and(|run| run.on_dead == "block")
     }
 
     /// Whether rows were owned by lanes, and had no leases of their own.
@@ -248,6 +262,8 @@ impl<'a> Evidence<'a> {
                 return;
             }
             What::Malformed { .. } => event.malformed = true,
+            What::Decided { decision, .. } if decision == "release" => event.released += 1,
+            What::Decided { .. } => _ = event.given_up_at.get_or_insert(entry.at),
             What::Acked { .. } => event.told.acked = true,
             What::Failed { .. } => event.told.failed = true,
             What::Unknown { .. } => event.told.unknown = true,
@@ -342,6 +358,7 @@ pub(super) fn subject(what: &What) -> Option<&str> {
         | What::Taken { id }
         | What::Refused { id }
         | What::Settled { id, .. }
+        | What::Decided { id, .. }
         | What::Malformed { id }
         | What::Row { id, .. }
         | What::Changed { id, .. } => Some(id),

@@ -15,7 +15,9 @@ const ROUNDING_MS: i64 = 5;
 /// What is wrong with the changes of a row, if anything.
 pub(super) fn crossed(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
     let lanes = evidence.lanes();
-    let mut wrong: Vec<_> = event.changed.iter().filter_map(|changed| forbidden(changed, lanes)).collect();
+    let mut released = event.released;
+    let by_relays = event.changed.iter().filter(|changed| !is_released(changed, &mut released));
+    let mut wrong: Vec<_> = by_relays.filter_map(|changed| forbidden(changed, lanes)).collect();
     wrong.extend(event.changed.iter().filter_map(|changed| early(evidence, changed)));
     let ended = ended(event, &mut wrong);
     // If no change was noted at all, nobody was there to note them, which is a doubt and no proof.
@@ -40,6 +42,13 @@ pub(super) fn lost_lanes(event: &Event<'_>) -> u64 {
 
 fn is_taken(changed: &Changed<'_>) -> bool {
     matches!(changed.lease, [Some(held), Some(next)] if held != next)
+}
+
+/// Whether it is the change that an operator makes who has a DEAD event tried again. Each decision is good for one.
+fn is_released(changed: &Changed<'_>, released: &mut u64) -> bool {
+    let is_released = *released > 0 && changed.status == ["dead", "new"] && changed.lease == [None, None];
+    *released -= u64::from(is_released);
+    is_released
 }
 
 /// A change that is wrong by itself.
@@ -104,11 +113,16 @@ fn unfounded(event: &Event<'_>, mut ended: HashMap<&str, &Changed<'_>>) -> Vec<S
     wrong
 }
 
-/// Of rows that are owned by lanes, which have no leases of their own: more than one settlement that was the last.
+/// Of rows that are owned by lanes, which have no leases of their own: more settlements that were the last than there were decisions to
+/// try it again, and one.
 fn ended_twice(event: &Event<'_>) -> Vec<String> {
     let last = event.settled.iter().filter(|settled| settled.applied && is_final(settled.action));
     let last: Vec<_> = last.map(|settled| format!("{} under {}", settled.action, settled.lease)).collect();
-    if last.len() > 1 { vec![format!("it was ended more than once: {}", last.join(", "))] } else { Vec::new() }
+    if last.len() as u64 > 1 + event.released {
+        vec![format!("it was ended more than once: {}", last.join(", "))]
+    } else {
+        Vec::new()
+    }
 }
 
 /// Whether a settlement leads to that change.

@@ -145,6 +145,10 @@ fn wrongly_dead(evidence: &Evidence<'_>, event: &Event<'_>) -> Option<String> {
         return Some("its row is DEAD, which nobody planned".to_owned());
     }
     let poison = event.ledger.is_some_and(|ledger| ledger.poison);
+    if poison && evidence.blocks() {
+        // It would have been tried for ever, and is DEAD at whatever failure somebody gave it up.
+        return event.given_up_at.is_none().then(|| "its row is DEAD, and nobody gave it up".to_owned());
+    }
     let last = evidence.run.map(|run| run.attempts).filter(|last| *last > 0 && poison);
     let untimely = last.filter(|last| *last != event.attempts);
     let untimely = untimely.map(|last| format!("its row is DEAD at failure {}, not {last}", event.attempts));
@@ -169,7 +173,33 @@ fn order(evidence: &Evidence<'_>) -> Findings {
         }
         *last = ledger.number.max(*last);
     }
+    overtaking(evidence, &mut findings);
     findings
+}
+
+/// Where those behind an event that is refused for good wait for an operator: whatever came before he had decided about it.
+fn overtaking(evidence: &Evidence<'_>, findings: &mut Findings) {
+    if !evidence.waits() {
+        return;
+    }
+    let mut refused: HashMap<&str, Vec<(u64, Option<i64>)>> = HashMap::new();
+    for event in &evidence.events {
+        if let Some(ledger) = event.ledger.filter(|ledger| ledger.poison) {
+            refused.entry(&ledger.key).or_default().push((ledger.number, event.given_up_at));
+        }
+    }
+    for &place in &evidence.first_deliveries {
+        let event = &evidence.events[place];
+        let Some((ledger, arrived_at)) = event.ledger.zip(evidence.arrived_at(event)) else { continue };
+        let too_early = |(number, given_up_at): &&(u64, Option<i64>)| {
+            *number < ledger.number && given_up_at.is_none_or(|given_up_at| arrived_at < given_up_at)
+        };
+        if let Some((before, _)) = refused.get(&*ledger.key).into_iter().flatten().find(too_early) {
+            let (key, number) = (&ledger.key, ledger.number);
+            findings
+                .add(event.id, format!("number {number} of key {key:?} came before anybody gave up number {before}"));
+        }
+    }
 }
 
 /// All repeats are counted, and examples are those that nothing explains.
@@ -213,6 +243,9 @@ pub(super) fn doubts(evidence: &Evidence<'_>) -> Vec<String> {
     doubts.extend(what_is_missing(evidence));
     doubts.extend(drain_in_doubt(evidence));
     doubts.extend(evidence.run.iter().flat_map(|run| &run.faults).filter_map(|name| never_happened(evidence, name)));
+    if evidence.waits() && evidence.is_complete() && evidence.events.iter().all(|event| event.given_up_at.is_none()) {
+        doubts.push("no key had to wait for an operator".to_owned());
+    }
     let unnoted = evidence.events.iter().filter(|event| is_unnoted(event)).count();
     if unnoted > 0 {
         doubts.push(format!("not all changes were noted (rows concerned: {unnoted})"));

@@ -42,6 +42,7 @@ impl Planted {
             lease_ms: 600,
             attempts: 2,
             ordered: true,
+            on_dead: "skip".to_owned(),
             lanes: false,
         };
         self.add(0, "runner", What::Run(run));
@@ -177,6 +178,11 @@ pub(crate) fn changed(id: &str, status: [&str; 2], lease: [Option<&str>; 2]) -> 
 pub(crate) fn taken_over(id: &str, lease: [&str; 2], held_ms: Option<i64>) -> What {
     let (status, lease) = (["new", "new"].map(str::to_owned), lease.map(|lease| Some(lease.to_owned())));
     What::Changed { id: id.to_owned(), status, lease, held_ms }
+}
+
+/// What an operator is about to do.
+pub(crate) fn decided(id: &str, decision: &str) -> What {
+    What::Decided { id: id.to_owned(), decision: decision.to_owned() }
 }
 
 /// Rows that a relay claimed.

@@ -12,8 +12,8 @@ mod unknown;
 
 use super::evidence::{subject, subjects};
 use super::planted::{
-    ACKED, CHANGED, LEDGER, Planted, RECEIVED, ROW, SETTLED, answer_lost, changed, claimed, message, row, settled,
-    taken_over,
+    ACKED, CHANGED, LEDGER, Planted, RECEIVED, ROW, SETTLED, answer_lost, changed, claimed, decided, message, row,
+    settled, taken_over,
 };
 use super::{Conclusion, EXAMPLES, Ending, Fault, Outcome, Report, Rule, check};
 use crate::history::{Entry, Message, Run, What};

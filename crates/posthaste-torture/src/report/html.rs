@@ -169,6 +169,10 @@ fn settings(report: &Report) -> String {
         ("a lease runs out after", known(run.lease_ms.unsigned_abs(), "millisecond")),
         ("DEAD after", known(run.attempts.into(), "failure")),
         ("order within a key", if run.ordered { "promised" } else { "not promised" }.to_owned()),
+        (
+            "behind what is refused for good",
+            if run.waits() { "others wait for an operator" } else { "others go on" }.to_owned(),
+        ),
     ];
     let rows = settings.map(|(name, value)| format!("<dt>{name}</dt><dd>{value}</dd>\n"));
     format!("<dl>\n{}</dl>", rows.concat())

@@ -88,6 +88,7 @@ pub(super) fn describe(what: &What) -> String {
         What::Settled { lease, action, .. } => format!("was refused {action} under {lease}"),
         What::Broken { fault, detail } => format!("broke {fault}: {detail}"),
         What::Mended { fault, effects } => format!("mended {fault}, {}", counted(*effects, "effect")),
+        What::Decided { decision, .. } => format!("decided to {decision} it"),
         What::Malformed { .. } => "put in by hand, malformed".to_owned(),
         What::Healed { patience_ms } => format!("healed, patience of {} ms", count(*patience_ms)),
         What::Drained { pending } => format!("drained, {} pending", count(*pending)),

@@ -174,3 +174,8 @@ pub(crate) fn event(message: &Message, payload: &str) -> Event {
     let event = if message.poison { event.header("poison", "yes") } else { event };
     event.build().expect("the plan keeps to the limits")
 }
+
+/// Whether no destination takes an event, by plan.
+pub(crate) fn is_poison(event: &Event) -> bool {
+    event.header("poison").is_some()
+}

@@ -15,6 +15,14 @@ impl PgStore {
         owner: &str,
         settlements: &[LaneSettlement],
     ) -> Result<Vec<Settled>, Error> {
+        let closing = settlements.iter().filter(|settlement| settlement.closes).map(|settlement| settlement.lease);
+        let closing = self.sql.lanes.closed_keys.closing(closing);
+        let settled = self.settle_in_rounds(owner, settlements).await?;
+        closing.answered();
+        Ok(settled)
+    }
+
+    async fn settle_in_rounds(&self, owner: &str, settlements: &[LaneSettlement]) -> Result<Vec<Settled>, Error> {
         let mut settled = vec![Settled::Lost; settlements.len()];
         // Each round is a statement. There is one, unless a row is settled twice.
         for mut round in rounds(settlements) {

@@ -6,7 +6,14 @@ pub(in super::super) const LANES: u16 = 64;
 /// The lane of a row. It is a part of the index, word for word.
 macro_rules! lane {
     ($row:literal) => {
-        concat!("hashtextextended(coalesce(", $row, "aggregate_id, ", $row, "event_id) COLLATE \"C\", 0) & 63")
+        concat!(lane_hash!($row), " & 63")
+    };
+}
+
+/// The hash that it is made of. What is above the six bits of the lane tells keys of a lane apart.
+macro_rules! lane_hash {
+    ($row:literal) => {
+        concat!("hashtextextended(coalesce(", $row, "aggregate_id, ", $row, "event_id) COLLATE \"C\", 0)")
     };
 }
 
@@ -299,6 +306,10 @@ pub(in super::super) const GIVE_BACK: &str = concat!(
 /// none of closed keys. Those in hand are found by a search in their numbers, which rise. A subquery for each row, and only where
 /// a lane has closed keys, keeps the planner from a join that would sort all that is pending.
 ///
+/// Of some lanes it is known which keys may be closed ($10): those with hashes whose bits are set ($11, of which the mask $12 gives the
+/// number). All others are open, and not looked for, as long as no key of the lane was let go on: an operator, whom the relay does
+/// not know, may also let one go on that was not closed.
+///
 /// Then which lanes are not held. Then the open writers: whoever has taken a number has this lock on the sequence from before that
 /// until he ends, which who settles has not. Where the numbers come from elsewhere, it is the lock on the table. They are looked up
 /// while the statement runs, so after its snapshot.
@@ -307,9 +318,11 @@ macro_rules! read {
         concat!(
     "WITH part AS MATERIALIZED (SELECT p.*, l.lane IS NOT NULL AS held, EXISTS (SELECT FROM ",
     keys!(),
-    " AS k WHERE k.lane = p.lane) AS closed \
-     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[]) \
-     AS p (lane, epoch, after, until, most, aggregate_type, aggregate_id) LEFT JOIN ",
+    " AS k WHERE k.lane = p.lane) AS closed, p.told AND NOT EXISTS (SELECT FROM ",
+    keys!(),
+    " AS k WHERE k.lane = p.lane AND k.until IS NOT NULL) AS known \
+     FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[], $10::boolean[]) \
+     AS p (lane, epoch, after, until, most, aggregate_type, aggregate_id, told) LEFT JOIN ",
     lanes!(),
     " AS l ON l.lane = p.lane AND l.epoch = p.epoch AND l.owner = $9) \
      SELECT t.*, p.lane, NULL::bigint, NULL::text FROM part AS p CROSS JOIN LATERAL (SELECT ",
@@ -322,7 +335,9 @@ macro_rules! read {
      AND ($8::bigint[])[width_bucket(seq, $8::bigint[])] IS DISTINCT FROM seq \
      AND (p.aggregate_id IS NULL \
      OR aggregate_id = p.aggregate_id AND coalesce(aggregate_type, '__GLOBAL__') = p.aggregate_type) \
-     AND (NOT p.closed OR (SELECT k.state FROM ",
+     AND (NOT p.closed OR CASE WHEN p.known THEN get_bit($11::bytea, (((",
+    lane_hash!("t."),
+    ") >> 6) & $12::bigint)::integer) = 0 ELSE false END OR (SELECT k.state FROM ",
     keys!(),
     " AS k WHERE k.aggregate_type = coalesce(t.aggregate_type, '__GLOBAL__') AND k.aggregate_id = t.aggregate_id) IS NULL) ",
     $planned,
@@ -338,7 +353,7 @@ macro_rules! read {
     };
 }
 
-pub(in super::super) const READ: &str = read!(planned_anew!("$10"));
+pub(in super::super) const READ: &str = read!(planned_anew!("$13"));
 
 /// The same, for as long as its plan is a good one. See [`KeptPlan`](super::super::kept_plan::KeptPlan).
 pub(in super::super) const READ_BY_KEPT_PLAN: &str = read!("");
@@ -423,6 +438,13 @@ pub(in super::super) const REOPENED: &str = concat!(
     lanes!(),
     " AS l ON l.lane = k.lane JOIN unnest($2::smallint[], $3::bigint[]) AS mine (lane, epoch) \
      ON l.lane = mine.lane AND l.epoch = mine.epoch WHERE l.owner = $1 AND k.state = 1 ORDER BY k.until, k.head_seq LIMIT $4"
+);
+
+/// The hashes of closed keys of some lanes, as rows of such keys have them.
+pub(in super::super) const CLOSED_HASHES: &str = concat!(
+    "SELECT lane, hashtextextended(aggregate_id COLLATE \"C\", 0) FROM ",
+    keys!(),
+    " WHERE lane = ANY ($1::smallint[]) LIMIT $2"
 );
 
 /// Forgets those of them whose lanes are held.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use posthaste_core::Event;
 use posthaste_core::store::{
-    Action, AdminStore, Error, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLane, ReadLanes, RelayStore, Settled,
+    Action, AdminStore, Error, Key, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, ReadLane, ReadLanes,
+    RelayStore, Settled,
 };
 use posthaste_sql::{Partitions, PgStore};
 use sqlx::Executor;
@@ -321,6 +322,120 @@ async fn a_read_of_a_backlog_keeps_its_plan_and_walks_what_it_brings() {
     let kept =
         "SELECT coalesce(sum(generic_plans), 0)::bigint FROM pg_prepared_statements WHERE statement LIKE 'WITH part%'";
     assert!(scalar::<i64>(&store, kept).await > 0, "no plan was kept");
+}
+
+/// Orders of one lane with two events each, and reads of what is pending of them with many rows in hand.
+struct Backlog {
+    store: PgStore,
+    orders: Vec<String>,
+    mine: Vec<LaneLease>,
+}
+
+impl Backlog {
+    async fn new(database: &Database, orders: usize) -> Self {
+        let store = database.store().await;
+        store.prepare_lanes().await.unwrap();
+        lanes(&store).count_lanes().await.unwrap();
+        let lane = |order: &String| lanes(&store).lane_of(&event("x", order)).unwrap();
+        let first = lane(&"0".to_owned());
+        let all = (0..).map(|number: u32| number.to_string());
+        let orders: Vec<_> = all.filter(|order| lane(order) == first).take(orders).collect();
+        write(&store, orders.iter().flat_map(|order| [1, 2].map(|n| event(&format!("{order}-{n}"), order)))).await;
+        Self { store, orders, mine: Vec::new() }
+    }
+
+    async fn lease(&mut self, owner: &str) {
+        self.mine = leased(&self.store, owner).await;
+    }
+
+    fn key(&self, order: usize) -> Key {
+        Key::of(&event("x", &self.orders[order])).unwrap()
+    }
+
+    /// The orders of what is pending, each as often as it has events, for a relay that has many rows in hand, though none of these.
+    async fn pending_of_many(&self, owner: &str) -> Vec<usize> {
+        self.pending(owner, (1_000_000..1_000_300).collect()).await
+    }
+
+    async fn pending(&self, owner: &str, in_hand: Vec<i64>) -> Vec<usize> {
+        let all = |lease: &LaneLease| ReadLane { lease: *lease, after: 0, until: None, limit: ALL, key: None };
+        let (parts, passed) = (self.mine.iter().map(all).collect(), Vec::new());
+        let read = ReadLanes { owner: owner.into(), parts, in_hand, passed, lease_duration: LEASE };
+        let found = lanes(&self.store).read_lanes(&read).await.unwrap();
+        let order = |row: &LaneRow| {
+            let order = row.row.as_ref().unwrap().event.aggregate_id().unwrap().to_owned();
+            self.orders.iter().position(|other| *other == order).unwrap()
+        };
+        let mut orders: Vec<_> = found.rows.iter().map(order).collect();
+        orders.sort_unstable();
+        orders
+    }
+
+    /// Settles the first event of an order.
+    async fn settle(&self, owner: &str, order: usize, action: &Action, closes: bool) -> LaneSettlement {
+        let found = read(&self.store, owner, &self.mine, ALL).await;
+        let mut settlements = settlements(&self.mine, &found, action);
+        settlements.retain(|settlement| settlement.id.as_str() == format!("{}-1", self.orders[order]));
+        settlements[0].closes = closes;
+        let settled = lanes(&self.store).settle_in_lanes(owner, &settlements).await.unwrap();
+        assert_eq!(settled, [Settled::Applied]);
+        settlements.remove(0)
+    }
+
+    /// Has the first event of an order be DEAD, and the order closed.
+    async fn close(&self, owner: &str, order: usize) {
+        self.settle(owner, order, &Action::Dead { error: "it is dead".into(), counts: true }, true).await;
+    }
+
+    /// Whether reads of many rows look only for orders that may be closed, as they know it: then they miss the last one, which is closed
+    /// here by a hand that must not, and which others see.
+    async fn looks_for_few(&self, owner: &str) -> bool {
+        let last = self.orders.len() - 1;
+        self.pending_of_many(owner).await;
+        let by_hand = format!(
+            "INSERT INTO outbox_event_key (aggregate_type, aggregate_id, lane, state, head_seq, head_id, since) \
+             SELECT 'Order', '{0}', hashtextextended('{0}' COLLATE \"C\", 0) & 63, 2, 1, 'x', clock_timestamp()",
+            self.orders[last]
+        );
+        sql(&self.store, by_hand).await;
+        assert!(!self.pending(owner, Vec::new()).await.contains(&last), "of few rows each is looked for");
+        let looks_for_few = self.pending_of_many(owner).await.contains(&last);
+        sql(&self.store, format!("DELETE FROM outbox_event_key WHERE aggregate_id = '{}'", self.orders[last])).await;
+        looks_for_few
+    }
+}
+
+/// Keys that were closed under the lease, or before it, are known, and others are not looked for. What an operator does is seen at once.
+#[tokio::test]
+async fn a_read_of_many_rows_leaves_closed_keys_out_and_does_not_look_for_others() {
+    let database = Database::new().await;
+    let mut backlog = Backlog::new(&database, 4).await;
+    backlog.lease("a").await;
+    backlog.close("a", 0).await;
+    lanes(&backlog.store).give_back_lanes("a", &backlog.mine).await.unwrap();
+
+    backlog.lease("b").await;
+    assert_eq!(backlog.pending_of_many("b").await, [1, 1, 2, 2, 3, 3]);
+    assert!(backlog.looks_for_few("b").await);
+    assert_eq!(backlog.pending_of_many("b").await, [1, 1, 2, 2, 3, 3]);
+    // It is not known for a while what else may be closed.
+    backlog.close("b", 1).await;
+    assert_eq!(backlog.pending_of_many("b").await, [2, 2, 3, 3]);
+    eventually("it is known again", async || backlog.looks_for_few("b").await).await;
+    assert_eq!(backlog.pending_of_many("b").await, [2, 2, 3, 3]);
+
+    let lease =
+        *backlog.mine.iter().find(|lease| Some(lease.lane) == lanes(&backlog.store).lane_of(&event("x", "0"))).unwrap();
+    assert!(backlog.store.release_key(&backlog.key(0)).await.unwrap());
+    assert_eq!(backlog.pending_of_many("b").await, [2, 2, 3, 3], "its relay has to know first where to begin");
+    lanes(&backlog.store).forget_keys("b", &[(lease, backlog.key(0))]).await.unwrap();
+    assert_eq!(backlog.pending_of_many("b").await, [0, 0, 2, 2, 3, 3]);
+    // Of an order that was not closed an operator gives up the first event, of which its relay has to hear, too.
+    let retry = Action::Retry { delay: LEASE, error: "not yet".into() };
+    let failed = backlog.settle("b", 2, &retry, false).await;
+    assert!(backlog.looks_for_few("b").await);
+    assert!(backlog.store.give_up_head(&backlog.key(2), &failed.id).await.unwrap());
+    assert_eq!(backlog.pending_of_many("b").await, [0, 0, 3, 3]);
 }
 
 #[tokio::test]

@@ -73,6 +73,60 @@ fn with_lanes_a_row_is_ended_once_and_an_epoch_has_one_owner() {
     });
 }
 
+/// The same of a run in which those behind p1, which is number 1 of key b, wait until somebody gives it up.
+fn waiting(planted: &mut Planted, policy: &str) {
+    by_lanes(planted);
+    policy.clone_into(&mut planted.run().on_dead);
+}
+
+#[test]
+fn what_waits_for_an_operator_may_come_when_he_has_decided() {
+    is_valid(|planted| {
+        waiting(planted, "park");
+        planted.add(3299, "operator", decided("p1", "skip"));
+    });
+    is_valid(|planted| {
+        waiting(planted, "block");
+        planted.add(3299, "operator", decided("p1", "give up"));
+    });
+}
+
+#[test]
+fn what_does_not_wait_for_the_operator_is_found() {
+    let why = r#"number 2 of key "b" came before anybody gave up number 1"#;
+    breaks(&[Rule::Order], "b2", why, |planted| {
+        waiting(planted, "park");
+        planted.add(3301, "operator", decided("p1", "skip"));
+    });
+    // To try it again is not to give it up.
+    let report = spoiled(|planted| {
+        waiting(planted, "park");
+        planted.add(3299, "operator", decided("p1", "release"));
+    });
+    assert_eq!(broken(&report), [Rule::Order]);
+    assert_eq!(report.doubts, ["no key had to wait for an operator"]);
+    // Who blocks may not skip it by himself.
+    let report = spoiled(|planted| waiting(planted, "block"));
+    assert_eq!(broken(&report), [Rule::WronglyDead, Rule::Order]);
+}
+
+#[test]
+fn an_operator_may_have_a_dead_event_tried_again_as_often_as_he_says() {
+    let again = |planted: &mut Planted| {
+        waiting(planted, "park");
+        planted.add(3299, "operator", decided("p1", "skip"));
+        planted.add(6000, "database", changed("p1", ["dead", "new"], [None, None]));
+        planted.add(7000, "database", changed("p1", ["new", "dead"], [None, None]));
+        planted.add(7000, "relay-2", settled("p1", "lane 3/7", "dead", true));
+    };
+    is_valid(|planted| {
+        again(planted);
+        planted.add(5999, "operator", decided("p1", "release"));
+    });
+    let why = "it went from DEAD to NEW; it was ended more than once: dead under lane 3/7, dead under lane 3/7";
+    breaks(&[Rule::Fence], "p1", why, again);
+}
+
 #[test]
 fn all_that_come_after_a_later_one_are_late() {
     let report = spoiled(|planted| early(planted, "a3"));
