@@ -23,19 +23,23 @@ fn ratios_of(kind: &str, variable: &str) -> (String, String) {
     let url = std::env::var(variable).unwrap_or_else(|_| {
         panic!("{variable} is not set; run scripts/test, or start it with its script in scripts/brokers")
     });
-    let directory = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().expect("a directory");
     let (json, page) = (directory.path().join("figures.json"), directory.path().join("figures.html"));
     let output = Command::new(env!("CARGO_BIN_EXE_posthaste-bench"))
         .args("--workload b --rounds 1 --warm-up 0 --events 2000 --broker".split(' '))
         .arg(format!("{kind}={url}"))
-        .args(["--json", json.to_str().unwrap(), "--report", page.to_str().unwrap()])
+        .arg("--json")
+        .arg(&json)
+        .arg("--report")
+        .arg(&page)
         .output()
         .expect("the program runs");
     let said = String::from_utf8_lossy(&output.stdout);
     // Goals may be missed, on a machine that does other things beside.
     assert!(matches!(output.status.code(), Some(0 | 1)), "{said}{}", String::from_utf8_lossy(&output.stderr));
 
-    let measured: Vec<Value> = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let measured = std::fs::read(json).expect("figures");
+    let measured: Vec<Value> = serde_json::from_slice(&measured).expect("a list");
     let of = |workload: &str| {
         measured.iter().find(|one| one["workload"] == workload).unwrap_or_else(|| panic!("no {workload}: {said}"))
     };
@@ -43,13 +47,13 @@ fn ratios_of(kind: &str, variable: &str) -> (String, String) {
     let in_turn = of(&format!("B {kind} in turn"));
     assert_eq!(measured.len(), 3, "{said}");
     for one in [publisher, outbox, in_turn] {
-        assert!(one["ours"].as_f64().unwrap() > 0.0 && one["ceiling"].as_f64().unwrap() > 0.0, "{one}");
-        assert!(one["ratio"].as_f64().unwrap() > 0.0 && one["database"] == "postgres", "{one}");
+        let is_more = |field: &str| one[field].as_f64() > Some(0.0);
+        assert!(is_more("ours") && is_more("ceiling") && is_more("ratio") && one["database"] == "postgres", "{one}");
     }
     assert_eq!((&publisher["goal"], &outbox["goal"], &in_turn["goal"]), (&0.8.into(), &0.8.into(), &Value::Null));
     // One after the other takes longer than the slower of the two.
     assert!(in_turn["ceiling"].as_f64() < outbox["ceiling"].as_f64(), "{in_turn} {outbox}");
-    let page = std::fs::read_to_string(page).unwrap();
+    let page = std::fs::read_to_string(page).expect("a page");
     assert!(page.matches("<svg").count() >= 3, "{page}");
-    (outbox["machine"]["brokers"][0].as_str().unwrap().to_owned(), page)
+    (outbox["machine"]["brokers"][0].as_str().expect("what it was").to_owned(), page)
 }

@@ -291,7 +291,8 @@ fn alerts_fire_when_they_should_and_not_otherwise() {
         let (before, after) = part.split_once("        for: ")?;
         Some(format!("{before}{}", after.split_once('\n').unwrap().1))
     };
-    let wrongs: [&dyn Fn(&str) -> Option<String>; 3] = [
+    type Wrong<'a> = &'a dyn Fn(&str) -> Option<String>;
+    let wrongs: [Wrong<'_>; 3] = [
         &|part| Some(format!("{}\n        expr: vector(0) > 1\n", name(part))),
         &|part| Some(format!("{}\n        expr: vector(1)\n", name(part))),
         &in_a_hurry,
