@@ -30,6 +30,9 @@ use crate::tls;
 /// How long a connection is kept that nobody uses.
 const IDLE: Duration = Duration::from_secs(60);
 
+/// How often it is looked which of them are to be closed.
+const LOOK: Duration = Duration::from_secs(10);
+
 /// How often the system asks whether the other end is still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
@@ -148,6 +151,14 @@ impl Connection {
     /// Whether another request can be sent.
     fn is_ready(&self) -> bool {
         self.driver.is_some() && self.sender.is_ready()
+    }
+
+    /// Waits until all of the request is sent: who has answered before that may go on reading.
+    pub(super) async fn finish(&mut self) {
+        if self.driver.is_some() && !self.sender.is_ready() {
+            // What goes wrong now is no news: there is an answer.
+            let _ = drive(&mut self.driver, self.sender.ready()).await;
+        }
     }
 
     /// Looks what has happened on it, without waiting: the other end may have left.
@@ -270,13 +281,20 @@ impl Idle {
     }
 }
 
-/// Closes connections that nobody uses, until there are none.
+/// Closes connections that nobody uses, or that the other end has left, until there are none.
 async fn close_unused(idle: Weak<Mutex<Kept>>) {
     loop {
-        sleep(IDLE).await;
+        sleep(LOOK).await;
         let Some(idle) = idle.upgrade() else { return };
+        let mut known = std::mem::take(&mut lock(&idle).connections);
+        for connection in &mut known {
+            connection.look().await;
+        }
+        known.retain(|connection| connection.is_ready() && connection.idle_since.elapsed() < IDLE);
         let mut kept = lock(&idle);
-        kept.connections.retain(|connection| connection.idle_since.elapsed() < IDLE);
+        // Those that came meanwhile were used last.
+        known.append(&mut kept.connections);
+        kept.connections = known;
         if kept.connections.is_empty() {
             kept.closer = None;
             return;

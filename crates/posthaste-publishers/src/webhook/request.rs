@@ -11,7 +11,8 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT,
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+    USER_AGENT,
 };
 use hyper::{Method, Response, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
@@ -21,6 +22,7 @@ use url::{Position, Url};
 
 use super::address::{NotPublic, not_public, written_as_private};
 use super::connection::{BoxError, Connection, Failure, Line};
+use super::in_one_line;
 use super::options::WebhookOptions;
 use super::signature::{Secret, sign};
 use crate::address::brief;
@@ -150,6 +152,10 @@ impl Request {
         }
         headers.insert(CONTENT_TYPE, header_value("content-type", message.content_type.into_owned())?);
         headers.insert(WEBHOOK_ID, header_value("webhook-id", id.as_str().to_owned())?);
+        if message.body.is_empty() {
+            // Some servers refuse a request that does not say so.
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(0));
+        }
         headers.insert(HOST, target.host.clone());
         headers.entry(USER_AGENT).or_insert(AGENT);
         headers.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*"));
@@ -186,7 +192,7 @@ impl Request {
                 None => Answer::Away(error),
             },
             // It may be this event that it cannot bear.
-            Err(Failure::Broken(error)) => Answer::Silence(PublishError::retryable(error)),
+            Err(Failure::Broken(error)) => Answer::Silence(PublishError::retryable(in_one_line(&error))),
         }
     }
 }
@@ -325,6 +331,13 @@ async fn judge(
         }
     }
     if is_complete {
+        if status.is_success() {
+            tokio::select! {
+                biased;
+                () = connection.finish() => {}
+                () = limit.over() => {}
+            }
+        }
         line.hand_back(connection).await;
     }
     if status.is_success() {

@@ -25,6 +25,8 @@ enum Manners {
     SayAndLeave,
     /// It leaves without an answer.
     Silent,
+    /// It answers before it reads what is sent.
+    Hasty,
 }
 
 /// A server that tells how many connections there were, are, and how many requests came.
@@ -59,12 +61,16 @@ impl Server {
     fn serve(&self, stream: TcpStream, manners: Manners) {
         stream.set_nodelay(true).unwrap();
         let mut reader = BufReader::new(stream);
+        if matches!(manners, Manners::Hasty) {
+            reader.get_mut().write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
+            thread::sleep(Duration::from_millis(200));
+        }
         while read_request(&mut reader).is_some() {
             self.requests.fetch_add(1, Ordering::SeqCst);
             let answer = match manners {
                 Manners::Stay | Manners::Leave => "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfine\n",
                 Manners::SayAndLeave => "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
-                Manners::Silent => return,
+                Manners::Silent | Manners::Hasty => return,
             };
             reader.get_mut().write_all(answer.as_bytes()).unwrap();
             if !matches!(manners, Manners::Stay) {
@@ -145,6 +151,24 @@ async fn one_that_the_other_end_has_left_is_replaced() {
 }
 
 #[tokio::test]
+async fn who_answers_before_he_has_read_all_of_it_gets_all_of_it() {
+    let server = Server::start(Manners::Hasty);
+    let webhook = Webhook::new(local()).unwrap();
+    let large = Message { body: Bytes::from(vec![b'x'; 32 << 20]), ..message(server.url()) };
+    assert!(webhook.publish(vec![large]).await[0].is_ok());
+    until("it has all of it", || server.requests() == 1).await;
+}
+
+#[tokio::test]
+async fn one_without_a_body_says_so() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let empty = Message { body: Bytes::new(), ..message(receiver.url("/status/204")) };
+    assert!(webhook.publish(vec![empty]).await[0].is_ok());
+    assert_eq!(receiver.got(1).await[0]["headers"]["content-length"], "0");
+}
+
+#[tokio::test]
 async fn what_may_have_arrived_is_not_sent_again_by_itself() {
     let server = Server::start(Manners::Silent);
     let webhook = Webhook::new(local()).unwrap();
@@ -161,7 +185,7 @@ async fn one_that_nobody_uses_is_closed() {
     assert_eq!(publish(&webhook, &server, 10).await, 10);
     assert!(server.open() > 0);
     tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(150)).await;
+    tokio::time::advance(Duration::from_secs(70)).await;
     tokio::time::resume();
     until("they are closed", || server.open() == 0).await;
     assert_eq!(publish(&webhook, &server, 10).await, 10);
