@@ -367,7 +367,11 @@ impl PgStore {
         if fault::is_read_only(&error) {
             self.failover.suspect(self.pool.size());
         }
-        fault::classify(error, &self.sql.table)
+        let fault = fault::classify(error, &self.sql.table);
+        if matches!(fault, Error::Unavailable(_)) {
+            self.sql.lanes.server_was_away();
+        }
+        fault
     }
 
     /// Tries a statement again that lost a conflict with another transaction, and was rolled back for it.

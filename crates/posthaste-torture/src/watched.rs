@@ -166,6 +166,10 @@ impl LaneStore for WatchedLanes {
         })
     }
 
+    fn settles_at_once(&self) -> usize {
+        self.inner.settles_at_once()
+    }
+
     fn closes_keys(&self) -> bool {
         self.inner.closes_keys()
     }

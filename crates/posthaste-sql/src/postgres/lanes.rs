@@ -55,6 +55,11 @@ pub(super) struct Statements {
 }
 
 impl Statements {
+    /// The server was away, so what is known of it may be wrong.
+    pub(super) fn server_was_away(&self) {
+        self.closed_keys.forget();
+    }
+
     pub(super) fn new(table: &TableName) -> Self {
         let statement = |template| DIALECT.statement(template, table);
         Self {

@@ -145,9 +145,18 @@ impl ClosedKeys {
         leases.iter().zip(&filter.begun).all(same)
     }
 
-    /// Something has failed. Another server may answer from now on, which has lost the last transactions, so it is asked again.
+    /// The server was away. Another may answer from now on, or already does, which has lost the last transactions. So it is asked
+    /// again, and no filter that is under way stands.
     pub(super) fn forget(&self) {
-        self.state().lanes.values_mut().for_each(|known| known.hashes = None);
+        for known in self.state().lanes.values_mut() {
+            known.begun += 1;
+            known.hashes = None;
+        }
+    }
+
+    /// The same, unless there is an answer.
+    pub(super) fn forget_unless_answered(&self) -> Forgetting<'_> {
+        Forgetting(Some(self))
     }
 
     /// Keys of these lanes are about to be closed.
@@ -169,6 +178,25 @@ impl Known {
     /// Whether everything that was sent to be closed is closed by now, or never will be.
     fn is_settled(&self) -> bool {
         self.under_way == 0 && !self.unsure
+    }
+}
+
+/// Something that is asked of the server. If it fails, or is given up, nothing that was known counts any more.
+#[must_use = "what is known is forgotten when it is dropped"]
+pub(super) struct Forgetting<'a>(Option<&'a ClosedKeys>);
+
+impl Forgetting<'_> {
+    /// The server has answered.
+    pub(super) fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Forgetting<'_> {
+    fn drop(&mut self) {
+        if let Some(keys) = self.0 {
+            keys.forget();
+        }
     }
 }
 
@@ -337,6 +365,12 @@ mod tests {
         assert!(!keys.stands(&[LEASE, OTHER], &filter));
         assert!(keys.stands(&[LEASE], &keys.filter(&[LEASE])), "of another lane");
         assert!(keys.stands(&[LEASE, OTHER], &Filter::none(2)), "who looks for each row does not mind");
+        // While the server changes.
+        let filter = keys.filter(&[LEASE]);
+        keys.forget_unless_answered().answered();
+        assert!(keys.stands(&[LEASE], &filter));
+        drop(keys.forget_unless_answered());
+        assert!(!keys.stands(&[LEASE], &filter), "another may have answered");
     }
 
     #[tokio::test(start_paused = true)]

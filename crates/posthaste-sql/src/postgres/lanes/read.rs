@@ -20,6 +20,7 @@ impl PgStore {
         let many = read.in_hand.len() >= MANY && read.parts.iter().all(|part| part.key.is_none());
         let leases: Vec<_> = read.parts.iter().map(|part| part.lease).collect();
         let closed_keys = &self.sql.lanes.closed_keys;
+        let asking = closed_keys.forget_unless_answered();
         // For few rows it is no gain.
         let filter = if many {
             self.ask_for_closed_keys(&leases).await?;
@@ -27,7 +28,8 @@ impl PgStore {
         } else {
             Filter::none(leases.len())
         };
-        let found = self.read_lanes_by(read, many, &filter).await.inspect_err(|_| closed_keys.forget())?;
+        let found = self.read_lanes_by(read, many, &filter).await?;
+        asking.answered();
         if closed_keys.stands(&leases, &filter) {
             return Ok(found);
         }
