@@ -155,7 +155,9 @@ impl MqttOptions {
         }
         let (host, port) = match rest.trim_end_matches('/').rsplit_once(':') {
             Some((host, port)) if !port.contains(']') => {
-                (host, port.parse().map_err(|_| format!("{shown:?} is no address of MQTT: {port:?} is no port"))?)
+                // It may be a password, and the host forgotten.
+                let no_port = |_| "what is behind the last colon of the address of MQTT is no port; it is such as mqtt://127.0.0.1:1883";
+                (host, port.parse().map_err(no_port)?)
             }
             _ => (rest.trim_end_matches('/'), port),
         };
@@ -236,6 +238,7 @@ mod tests {
             ("mqtts://a:8883", "feature mqtt-tls"),
             ("mqtt://me:secret@a", "has a user in it"),
             ("mqtt://a:port", "is no port"),
+            ("mqtt://me:secret", "is no port"),
             ("mqtt://", "is no address"),
             ("http://a/b", "begins with mqtt://"),
         ] {

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use bytes::Bytes;
 use posthaste_publishers::PublishErrorKind::Retryable;
-use posthaste_publishers::Publisher;
 use posthaste_publishers::webhook::Webhook;
+use posthaste_publishers::{Message, Publisher};
 
-use super::receiver::{message, until};
+use super::receiver::{Receiver, message, until};
 use super::{kind, local};
 
 /// What a server does when it has read a request.
