@@ -42,8 +42,9 @@ impl MqttBroker {
     pub(crate) async fn connect(url: &str) -> anyhow::Result<Self> {
         let publisher = Mqtt::connect(MqttOptions::new(url)).await?;
         let rest = url.strip_prefix("mqtt://").context("the bare client is for addresses that begin with mqtt://")?;
-        let (host, port) = rest.trim_end_matches('/').rsplit_once(':').unwrap_or((rest, "1883"));
-        let (host, port) = (host.to_owned(), port.parse().with_context(|| format!("{url} has no port"))?);
+        let rest = rest.trim_end_matches('/');
+        let (host, port) = rest.rsplit_once(':').filter(|(_, port)| !port.contains(']')).unwrap_or((rest, "1883"));
+        let (host, port) = (host.trim_matches(['[', ']']).to_owned(), port.parse().context("its port is none")?);
         let (bare, mut events) = session(&host, port, &unique(), Session::New).await?;
         let about = version(&bare, &mut events).await.unwrap_or_else(|| "a broker of MQTT 5".to_owned());
         let mut driver = JoinSet::new();

@@ -129,18 +129,32 @@ const OF_NATS: [&str; 4] = ["nats", "tls", "ws", "wss"];
 
 /// Whether it is an address without a scheme, as clients of NATS take them, behind a token or a user and his password.
 fn is_of_a_user(field: &str, text: &str) -> bool {
-    let is_address = field.rsplit('.').next() == Some("url") && !text.contains("://") && !text.starts_with("sqlite:");
-    is_address && text.contains('@')
+    // The first of several addresses may be such a one.
+    let first = text.split("://").next().unwrap_or_default();
+    is_url(field) && !text.starts_with("sqlite:") && first.contains('@')
+}
+
+fn is_url(field: &str) -> bool {
+    field.rsplit('.').next() == Some("url")
 }
 
 /// An address without the password that may be in it, nor what follows a question mark.
 pub(crate) fn shown(url: &str) -> String {
+    shown_up_to(url, &['?'])
+}
+
+/// The same, and nothing that follows one of these signs.
+fn shown_up_to(url: &str, signs: &[char]) -> String {
     let mut shown = url.to_owned();
     if let Some(password) = password(url) {
-        shown.replace_range(password, "…");
+        // What was taken for the end of a password may be in the middle of something behind such a sign.
+        let is_all = url[password.clone()].contains(signs);
+        let end = if is_all { url.len() } else { password.end };
+        shown.replace_range(password.start..end, "…");
     }
-    if let Some(query) = shown.find('?') {
-        shown.truncate(query);
+    let start = shown.find("://").map_or(0, |colon| colon + 3);
+    if let Some(sign) = shown[start..].find(signs) {
+        shown.truncate(start + sign);
     }
     shown
 }
@@ -153,8 +167,8 @@ pub(crate) fn hidden(key: &str, value: &Value) -> String {
             format!("\"…@{}\"", text.rsplit('@').next().unwrap_or_default())
         }
         // Whoever takes webhooks may know their senders by the path alone.
-        Kind::Untyped(text) if is_of_http(text) => format!("{:?}", host(&shown(text))),
-        Kind::Text(text) | Kind::Untyped(text) if text.contains("://") => format!("{:?}", shown(text)),
+        Kind::Untyped(text) if is_of_http(text) => format!("{:?}", host(text)),
+        Kind::Text(text) | Kind::Untyped(text) if text.contains("://") || is_url(key) => format!("{:?}", shown(text)),
         Kind::List(list) => {
             let items: Vec<String> = list.iter().map(|value| hidden(key, value)).collect();
             format!("[{}]", items.join(", "))
@@ -174,13 +188,10 @@ fn is_of_http(text: &str) -> bool {
     })
 }
 
-/// An address up to its host.
+/// A URL of HTTP up to its host.
 fn host(url: &str) -> String {
-    let start = url.find("://").map_or(0, |colon| colon + 3);
-    match url[start..].split_once('/') {
-        Some((host, path)) if !path.is_empty() => format!("{}{host}/…", &url[..start]),
-        _ => url.to_owned(),
-    }
+    let host = shown_up_to(url, &['/', '?', '#']);
+    if host == url { host } else { format!("{host}/…") }
 }
 
 #[cfg(test)]
@@ -197,6 +208,7 @@ mod tests {
             ("sqlite:shop.db", "sqlite:shop.db"),
             ("https://hooks.example/a:b", "https://hooks.example/a:b"),
             ("postgres://localhost/shop?password=abc&t0k3n=x", "postgres://localhost/shop"),
+            ("postgres://shop@db:5432/shop?password=Tr0ub@3xyz", "postgres://shop@db:…"),
             ("nats://127.0.0.1:4222", "nats://127.0.0.1:4222"),
             ("nats://token@127.0.0.1:4222", "nats://…@127.0.0.1:4222"),
             ("TLS://me:secret@a:1,tls://token@b:2", "TLS://…@b:2"),
@@ -230,10 +242,15 @@ mod tests {
         assert_eq!(hidden("to", &value("orders")), "\"orders\"");
         assert_eq!(hidden("url", &value("redis://a/0?x=hunter2")), "\"redis://a/0\"");
         assert_eq!(hidden("url", &value("hunter2@bus:4222")), "\"…@bus:4222\"");
+        assert_eq!(hidden("url", &value("me:hunter2@a:1,nats://b:2")), "\"…@a:1,nats://b:2\"");
         assert_eq!(hidden("url", &value("sqlite:a@b.db")), "\"sqlite:a@b.db\"");
+        assert_eq!(hidden("database.url", &value("sqlite:shop.db?key=hunter2")), "\"sqlite:shop.db\"");
         // What a variable says of a webhook is nobody's business but for the host; what stands in the file is no secret.
         assert_eq!(hidden("to", &value("https://a.example/T0/hunter2")), "\"https://a.example/…\"");
-        assert_eq!(hidden("to", &value("https://me:hunter2@a.example/")), "\"https://me:…@a.example/\"");
+        assert_eq!(hidden("to", &value("https://me:hunter2@a.example/")), "\"https://me:…@a.example/…\"");
+        assert_eq!(hidden("to", &value("https://a.example:8443/T0/x@hunter2")), "\"https://a.example:…/…\"");
+        assert_eq!(hidden("to", &value("https://a.example#hunter2")), "\"https://a.example/…\"");
+        assert_eq!(hidden("to", &value("https://a.example")), "\"https://a.example\"");
         let open = Value { origin: Origin::Default, kind: Kind::Text("https://a.example/hooks?x=hunter2".to_owned()) };
         assert_eq!(hidden("to", &open), "\"https://a.example/hooks\"");
     }

@@ -11,7 +11,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{asked_to_end, close, start};
-use crate::config::{Config, Sabotage, Workload};
+use crate::config::{Config, Policy, Sabotage, Workload};
 use crate::database::Database;
 use crate::history::{Message, Recorder, What};
 use crate::watched::Watched;
@@ -46,6 +46,7 @@ pub(super) async fn run<D: Database>(config: Config, store: D, recorder: Arc<Rec
             workload: config.workload,
             longest: config.destination.longest_payload(),
             sabotaged: config.sabotage.is_some(),
+            more_poison: config.on_dead != Policy::Skip,
         };
         writers.spawn(writer.write_until(stop.clone(), pause));
     }
@@ -64,6 +65,8 @@ struct Writer<D: Database> {
     longest: usize,
     /// A sabotaged build is to be caught by its mistake, and not by what it makes of poison.
     sabotaged: bool,
+    /// Somebody is to wait for an operator, also where little is written.
+    more_poison: bool,
 }
 
 impl<D: Database> Writer<D> {
@@ -77,6 +80,7 @@ impl<D: Database> Writer<D> {
             let mut messages: Vec<_> =
                 (0..how_many).map(|_| plan(&mut self.rng, self.workload, self.longest)).collect();
             for (message, _) in &mut messages {
+                message.poison |= self.more_poison && self.rng.u16(..) < 600;
                 message.poison &= !self.sabotaged;
             }
             match self.transact(&mut messages).await {
