@@ -212,8 +212,8 @@ impl Fitting {
     async fn change(&self, store: &dyn AdminStore, change: Change) -> Result<bool, Failed> {
         Ok(match (self, change) {
             (Self::Blocked(stalled), _) => store.give_up_head(&stalled.key, &stalled.head_id).await?,
-            (Self::Parked(closed), Change::Skip) => store.skip_head(&closed.key).await?,
-            (Self::Parked(closed), Change::Release) => store.release_key(&closed.key).await?,
+            (Self::Parked(closed), Change::Skip) => store.skip_head(&closed.key, &closed.head_id).await?,
+            (Self::Parked(closed), Change::Release) => store.release_key(&closed.key, &closed.head_id).await?,
         })
     }
 }

@@ -53,16 +53,18 @@ pub async fn case_84_closed_keys<F: Fixture>(fixture: F) {
         outbox.lanes.forget_keys("a", &[(lease, key.clone())]).await.unwrap();
         assert_eq!((reopened().await, outbox.store.closed_keys(ALL).await.unwrap().len()), (0, 1));
 
-        let let_go_on = async |key: &Key| {
+        let head = closed.head_id.clone();
+        let let_go_on = async |key: &Key, head: &EventId| {
             if skips {
-                outbox.store.skip_head(key).await.unwrap()
+                outbox.store.skip_head(key, head).await.unwrap()
             } else {
-                outbox.store.release_key(key).await.unwrap()
+                outbox.store.release_key(key, head).await.unwrap()
             }
         };
-        assert!(!let_go_on(&key_of(other)).await);
-        assert!(let_go_on(&key).await);
-        assert!(!let_go_on(&key).await, "it does already");
+        assert!(!let_go_on(&key_of(other), &head).await);
+        assert!(!let_go_on(&key, &EventId::from_row(id(2))).await, "it is closed because of another event");
+        assert!(let_go_on(&key, &head).await);
+        assert!(!let_go_on(&key, &head).await, "it does already");
         assert_eq!(outbox.lanes.reopened_keys("b", &mine, ALL).await.unwrap(), []);
         assert_eq!(outbox.lanes.reopened_keys("a", &mine, ALL).await.unwrap()[0].key, key);
         assert!(outbox.store.closed_keys(ALL).await.unwrap()[0].reopened);
@@ -192,8 +194,8 @@ pub async fn case_84_given_up_when_closed<F: Fixture>(fixture: F) {
     assert_eq!(outbox.pending("a", &mine).await, []);
     assert_eq!(outbox.lanes.reopened_keys("a", &mine, ALL).await.unwrap(), []);
 
-    assert!(outbox.store.release_key(&key_of("7")).await.unwrap());
-    assert!(outbox.store.release_key(&key_of("8")).await.unwrap());
+    assert!(outbox.store.release_key(&key_of("7"), &EventId::from_row("1")).await.unwrap());
+    assert!(outbox.store.release_key(&key_of("8"), &EventId::from_row("3")).await.unwrap());
     for (order, row) in [("7", &written[0]), ("8", &written[2])] {
         outbox.lanes.forget_keys("a", &[(lease_of(&mine, row.0), key_of(order))]).await.unwrap();
     }
@@ -234,7 +236,7 @@ pub async fn case_84_in_a_backlog<F: Fixture>(fixture: F) {
     let retry = Action::Retry { delay: LEASE, error: "not yet".into() };
     assert_eq!(outbox.settle("b", &[settlement(&mine, &written[4], retry)]).await, [Settled::Applied]);
     assert!(outbox.store.give_up_head(&key_of("7"), &EventId::from_row("7-1")).await.unwrap());
-    assert!(outbox.store.release_key(&key_of("5")).await.unwrap());
+    assert!(outbox.store.release_key(&key_of("5"), &EventId::from_row("5-1")).await.unwrap());
     assert_eq!(pending("b", &mine).await, written[6..], "its relay has to know first");
     let reopened = [(lease_of(&mine, written[0].0), key_of("5")), (lease_of(&mine, written[4].0), key_of("7"))];
     outbox.lanes.forget_keys("b", &reopened).await.unwrap();
@@ -264,7 +266,7 @@ pub async fn case_84_purged_head<F: Fixture>(fixture: F) {
     assert_eq!((store.purge(&old).await.unwrap(), store.purge(&old).await.unwrap()), (2, 0));
     assert_at(store, &EventId::from_row("1"), Status::Dead, 1).await;
     assert_eq!(closed().await, [("1".to_owned(), false)]);
-    assert!(store.skip_head(&key_of("7")).await.unwrap());
+    assert!(store.skip_head(&key_of("7"), &EventId::from_row("1")).await.unwrap());
     assert_eq!(store.purge(&old).await.unwrap(), 1);
     outbox.lanes.forget_keys("a", &[(lease_of(&mine, written[0].0), key_of("7"))]).await.unwrap();
     assert_eq!(outbox.pending("a", &mine).await, written[1..2]);
@@ -287,6 +289,6 @@ pub async fn case_84_purged_head<F: Fixture>(fixture: F) {
     assert_eq!(store.redrive(&Redrive::ids([EventId::from_row("11")])).await.unwrap(), 1);
     assert_eq!(closed().await, [("6".to_owned(), false)]);
     assert_eq!(ids(&outbox.pending("a", &mine).await), ["11"]);
-    assert!(store.release_key(&key_of("6")).await.unwrap());
+    assert!(store.release_key(&key_of("6"), &EventId::from_row("6")).await.unwrap());
     assert_eq!(closed().await, [("6".to_owned(), true)]);
 }

@@ -217,8 +217,9 @@ pub async fn case_81_not_prepared<F: Tables>(fixture: F) {
     insert(&store, &[event("1", "7")]).await;
     assert_eq!(store.closed_keys(ALL).await.unwrap(), []);
     assert_eq!((store.stalled_keys(ALL).await.unwrap(), store.lane_holders().await.unwrap()), (Vec::new(), None));
-    assert!(!store.release_key(&key_of("7")).await.unwrap() && !store.skip_head(&key_of("7")).await.unwrap());
-    assert!(!store.give_up_head(&key_of("7"), &EventId::from_row("1")).await.unwrap());
+    let (key, head) = (key_of("7"), EventId::from_row("1"));
+    assert!(!store.release_key(&key, &head).await.unwrap() && !store.skip_head(&key, &head).await.unwrap());
+    assert!(!store.give_up_head(&key, &head).await.unwrap());
 
     tokio::join!(fixture.prepare_lanes(), fixture.prepare_lanes());
     let lanes = fixture.node().await.lanes().unwrap();

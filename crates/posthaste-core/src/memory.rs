@@ -407,8 +407,8 @@ impl AdminStore for MemoryStore {
         Box::pin(async move { Ok(Some(self.table().lanes.holders(self.now()))) })
     }
 
-    fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
-        Box::pin(async move { Ok(self.table().reopen(key, true, self.now())) })
+    fn release_key<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move { Ok(self.table().reopen(key, head, true, self.now())) })
     }
 
     fn pauses(&self) -> BoxFuture<'_, Result<Vec<Pause>, Error>> {
@@ -436,8 +436,8 @@ impl AdminStore for MemoryStore {
         })
     }
 
-    fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
-        Box::pin(async move { Ok(self.table().reopen(key, false, self.now())) })
+    fn skip_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(async move { Ok(self.table().reopen(key, head, false, self.now())) })
     }
 
     fn give_up_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {

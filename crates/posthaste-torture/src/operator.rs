@@ -79,10 +79,10 @@ impl<'a, D: Database> Operator<'a, D> {
         let releases = tries_again && self.released.insert(key.head_id.clone());
         if releases {
             self.note(&key.head_id, "release");
-            self.world.store.release_key(&key.key).await?;
+            self.world.store.release_key(&key.key, &key.head_id).await?;
         } else {
             self.note(&key.head_id, "skip");
-            self.world.store.skip_head(&key.key).await?;
+            self.world.store.skip_head(&key.key, &key.head_id).await?;
         }
         Ok(())
     }

@@ -254,9 +254,10 @@ impl Reader {
         for ((lane, (limited, until)), taken) in lanes.into_iter().zip(limited).zip(all_taken) {
             let Taken { mut seen, refused, left, count: taken } = taken;
             count += taken;
-            if let Some(horizon) = until.filter(|_| !limited && !refused) {
-                // There is nothing else up to the horizon; but only numbers below one that was seen have been given out.
-                seen = seen.max(highest.map(|highest| horizon.min(highest)));
+            if !limited && !refused {
+                // There is nothing else up to where it was read; but only numbers below one that was seen have been given out. So
+                // what a parked key has behind the last row of its lane is passed, and not walked over by each read.
+                seen = seen.max(highest.map(|highest| until.map_or(highest, |horizon| horizon.min(highest))));
             }
             if let Some(cursor) = reading.cursors.get_mut(&lane) {
                 cursor.advance(seen, limited || refused || until.is_some(), left, &found.open, now);
@@ -329,7 +330,9 @@ impl Reader {
             }
         }
         let goes_on = reading.cursors.values().any(|cursor| cursor.sweep().is_some());
-        let rest = if goes_on { now.elapsed() * SWEEP_SHARE } else { SWEEP };
+        // Also one that ends with its first step may have walked over much that a parked key has.
+        let share = now.elapsed() * SWEEP_SHARE;
+        let rest = if goes_on { share } else { share.max(SWEEP) };
         reading.sweep_at = Instant::now() + rest;
         Ok(rest)
     }

@@ -306,9 +306,10 @@ impl Table {
         }
     }
 
-    /// Lets a closed key go on, with its head or behind it.
-    pub(super) fn reopen(&mut self, key: &Key, with_head: bool, now: Timestamp) -> bool {
-        let Some(closed) = self.closed.get_mut(key).filter(|closed| !closed.reopened) else { return false };
+    /// Lets a key go on that is closed because of that event, with it or behind it.
+    pub(super) fn reopen(&mut self, key: &Key, head: &EventId, with_head: bool, now: Timestamp) -> bool {
+        let is_it = |closed: &&mut ClosedKey| !closed.reopened && closed.head_id == *head;
+        let Some(closed) = self.closed.get_mut(key).filter(is_it) else { return false };
         closed.reopened = true;
         let head = closed.head_seq;
         if with_head && self.rows.get(&head).is_some_and(|row| row.status == Status::Dead) {

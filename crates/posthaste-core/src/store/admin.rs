@@ -205,9 +205,10 @@ pub trait AdminStore: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(None)))
     }
 
-    /// Lets a closed key go on with the event that is to blame, which is redriven. Says whether the key was closed. To redrive
-    /// that event does the same. Default: none is.
-    fn release_key<'a>(&'a self, _key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+    /// Lets a closed key go on with the event that is to blame, which is redriven. Says whether the key was closed because of that
+    /// event: whoever decides has seen which it is, and another may have taken its place since. To redrive that event does the
+    /// same. Default: none is.
+    fn release_key<'a>(&'a self, _key: &'a Key, _head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(std::future::ready(Ok(false)))
     }
 
@@ -229,9 +230,9 @@ pub trait AdminStore: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(false)))
     }
 
-    /// Lets a closed key go on behind the event that is to blame, which stays DEAD. Says whether the key was closed. Default:
-    /// none is.
-    fn skip_head<'a>(&'a self, _key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
+    /// Lets a closed key go on behind the event that is to blame, which stays DEAD. Says whether the key was closed because of that
+    /// event, as for [`release_key`](Self::release_key). Default: none is.
+    fn skip_head<'a>(&'a self, _key: &'a Key, _head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
         Box::pin(std::future::ready(Ok(false)))
     }
 

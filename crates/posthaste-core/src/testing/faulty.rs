@@ -385,12 +385,12 @@ impl<S: AdminStore> AdminStore for Faulty<S> {
         self.inner.lane_holders()
     }
 
-    fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
-        self.inner.release_key(key)
+    fn release_key<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        self.inner.release_key(key, head)
     }
 
-    fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
-        self.inner.skip_head(key)
+    fn skip_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        self.inner.skip_head(key, head)
     }
 
     fn give_up_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use posthaste_core::listener::Failure;
 use posthaste_core::store::{AdminStore, Key, Stall};
-use posthaste_core::{Delivery, Event, MemoryStore, Ordered, Outbox};
+use posthaste_core::{Delivery, Event, EventId, MemoryStore, Ordered, Outbox};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 
@@ -55,7 +55,7 @@ async fn who_is_woken_looks_at_once_for_aggregates_that_were_let_go_on() {
         // A moment after a sweep, and before the next.
         tokio::time::sleep(Duration::from_millis(700) * u32::try_from(round).unwrap()).await;
         assert!(told.try_recv().is_err(), "nothing overtakes");
-        assert!(store.skip_head(&key(order)).await.unwrap());
+        assert!(store.skip_head(&key(order), &EventId::from_row(id("bad"))).await.unwrap());
         outbox.wake();
         let next = timeout(AT_ONCE, told.recv()).await.expect("it waits for the next sweep");
         assert_eq!(next, Some(id("next")));
@@ -89,7 +89,7 @@ async fn whoever_takes_a_lane_over_hears_what_an_operator_has_decided() {
     write(&first, &[("bad", "Bad", "1"), ("next", "Good", "1")]).await;
     until(&store, "it is parked", |counts| counts.dead == 1).await;
     first.shutdown().await;
-    assert!(store.skip_head(&key("1")).await.unwrap());
+    assert!(store.skip_head(&key("1"), &EventId::from_row("bad")).await.unwrap());
     let (second, mut told) = outbox(&store).await;
     assert_eq!(timeout(AT_ONCE, told.recv()).await.expect("it waits for the next sweep").as_deref(), Some("next"));
     let holders = store.lane_holders().await.unwrap().unwrap();

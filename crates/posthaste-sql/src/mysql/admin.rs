@@ -57,14 +57,14 @@ impl AdminStore for MySqlStore {
         patiently!(self, |store| store.try_lane_holders())
     }
 
-    fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
-        let key = key.clone();
-        patiently!(self, |store| store.try_reopen(&key, true))
+    fn release_key<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        let (key, head) = (key.clone(), head.clone());
+        patiently!(self, |store| store.try_reopen(&key, &head, true))
     }
 
-    fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
-        let key = key.clone();
-        patiently!(self, |store| store.try_reopen(&key, false))
+    fn skip_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        let (key, head) = (key.clone(), head.clone());
+        patiently!(self, |store| store.try_reopen(&key, &head, false))
     }
 
     fn give_up_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {

@@ -93,12 +93,12 @@ impl AdminStore for PgStore {
         Box::pin(self.list_lane_holders())
     }
 
-    fn release_key<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
-        Box::pin(self.reopen(key, true))
+    fn release_key<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(self.reopen(key, head, true))
     }
 
-    fn skip_head<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Result<bool, Error>> {
-        Box::pin(self.reopen(key, false))
+    fn skip_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {
+        Box::pin(self.reopen(key, head, false))
     }
 
     fn give_up_head<'a>(&'a self, key: &'a Key, head: &'a EventId) -> BoxFuture<'a, Result<bool, Error>> {

@@ -187,7 +187,7 @@ impl Sim {
         let Some(closed) = closed.into_iter().find(|closed| !closed.reopened) else { return };
         let now = self.now();
         if skips {
-            at_once(self.base.skip_head(&closed.key)).unwrap();
+            at_once(self.base.skip_head(&closed.key, &closed.head_id)).unwrap();
             let mut ledger = self.ledger();
             ledger.note(now, format!("skip {}", closed.head_id));
             if let Some(fact) = ledger.facts.get_mut(&closed.head_id) {

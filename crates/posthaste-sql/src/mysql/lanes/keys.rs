@@ -101,15 +101,21 @@ impl MySqlStore {
         Ok(now.map(|now| holders(now, rows.into_iter().map(holder).collect())))
     }
 
-    /// Lets a closed key go on, with its head or behind it, and says whether it was closed.
-    pub(in super::super) async fn try_reopen(&self, key: &Key, with_head: bool) -> Result<bool, sqlx::Error> {
+    /// Lets a key go on that is closed because of that event, with it or behind it, and says whether it was.
+    pub(in super::super) async fn try_reopen(
+        &self,
+        key: &Key,
+        head: &EventId,
+        with_head: bool,
+    ) -> Result<bool, sqlx::Error> {
         let mut tx = self.begin_relay().await?;
         if !self.has_keys(&mut tx).await? {
             tx.rollback().await?;
             return Ok(false);
         }
         let query = sqlx::query_scalar::<_, i64>(self.key_statement(sql::HEAD));
-        let head = query.bind(&*key.aggregate_type).bind(&*key.aggregate_id).fetch_optional(&mut *tx).await?;
+        let query = query.bind(&*key.aggregate_type).bind(&*key.aggregate_id).bind(head.as_str());
+        let head = query.fetch_optional(&mut *tx).await?;
         if let Some(seq) = head {
             let query = sqlx::query(self.key_statement(sql::REOPEN)).bind(&*key.aggregate_type);
             query.bind(&*key.aggregate_id).execute(&mut *tx).await?;

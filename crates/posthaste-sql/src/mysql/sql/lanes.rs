@@ -296,7 +296,7 @@ pub(in super::super) const HOLDERS: &str = concat!(
 pub(in super::super) const HEAD: &str = concat!(
     "SELECT head_seq FROM ",
     keys!(),
-    " WHERE aggregate_type = ? AND aggregate_id = ? AND state = 2 FOR UPDATE"
+    " WHERE aggregate_type = ? AND aggregate_id = ? AND head_id = ? AND state = 2 FOR UPDATE"
 );
 
 /// Lets a key go on.

@@ -11,8 +11,6 @@ use std::time::Duration;
 use posthaste_core::store::{Lane, LaneLease};
 use tokio::time::Instant;
 
-use super::super::sql::lanes::LANES;
-
 /// How often it is asked which keys are closed, at most. While some are being closed all the time, reads look for each row.
 const REST: Duration = Duration::from_secs(1);
 
@@ -249,7 +247,7 @@ impl Filter {
         &self.bits.0
     }
 
-    /// Which part of a hash is the number of its bit, without what is the same for all keys of a lane.
+    /// Which part of a hash is the number of its bit.
     pub(super) fn mask(&self) -> i64 {
         self.bits.mask()
     }
@@ -286,9 +284,9 @@ fn mask(bytes: usize) -> i64 {
     i64::try_from(bytes * 8 - 1).unwrap_or(0)
 }
 
-/// The byte of a hash, and the bit in it, counted as `get_bit` does. The lowest bits of a hash are the number of the lane.
+/// The byte of a hash, and the bit in it, counted as `get_bit` does.
 fn place(hash: i64, mask: i64) -> (usize, u32) {
-    let number = (hash >> LANES.trailing_zeros()) & mask;
+    let number = hash & mask;
     (usize::try_from(number / 8).unwrap_or(0), u32::try_from(number % 8).unwrap_or(0))
 }
 
@@ -322,9 +320,9 @@ mod tests {
         assert_eq!(asked(&keys, &[]), 0, "nothing is known of lanes that others have leased");
         keys.leased(&[LEASE, OTHER]);
         assert_eq!(knows(&keys), [false, false]);
-        assert_eq!(asked(&keys, &[(Lane(3), 1 << 20), (Lane(4), -1)]), 2);
+        assert_eq!(asked(&keys, &[(Lane(3), 1 << 11), (Lane(4), -1)]), 2);
         assert_eq!(knows(&keys), [true, true]);
-        assert!(may_be_closed(&keys, 1 << 20) && may_be_closed(&keys, -1) && !may_be_closed(&keys, 1 << 10));
+        assert!(may_be_closed(&keys, 1 << 11) && may_be_closed(&keys, -1) && !may_be_closed(&keys, 1 << 10));
         assert_eq!(keys.filter(&[LEASE, OTHER]).knows(), [true, true]);
         tokio::time::sleep(REST).await;
         assert_eq!(asked(&keys, &[]), 0, "all is known");

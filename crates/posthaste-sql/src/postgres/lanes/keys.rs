@@ -99,12 +99,12 @@ impl PgStore {
         Ok(now.map(|now| holders(now, rows.into_iter().map(holder).collect())))
     }
 
-    /// Lets a closed key go on, with its head or behind it, and says whether it was closed.
-    pub(in super::super) async fn reopen(&self, key: &Key, with_head: bool) -> Result<bool, Error> {
+    /// Lets a key go on that is closed because of that event, with it or behind it, and says whether it was.
+    pub(in super::super) async fn reopen(&self, key: &Key, head: &EventId, with_head: bool) -> Result<bool, Error> {
         if !self.has_keys().await? {
             return Ok(false);
         }
-        self.decide(if with_head { sql::RELEASE } else { sql::SKIP_HEAD }, key, None).await
+        self.decide(if with_head { sql::RELEASE } else { sql::SKIP_HEAD }, key, head).await
     }
 
     /// Gives up the head of a key that is blocked, if it is that one, and says whether it was.
@@ -112,18 +112,15 @@ impl PgStore {
         if !self.has_keys().await? {
             return Ok(false);
         }
-        self.decide(sql::GIVE_UP_HEAD, key, Some(head)).await
+        self.decide(sql::GIVE_UP_HEAD, key, head).await
     }
 
     /// Carries out what an operator has decided about a key, and tells of it.
-    async fn decide(&self, template: &str, key: &Key, head: Option<&EventId>) -> Result<bool, Error> {
+    async fn decide(&self, template: &str, key: &Key, head: &EventId) -> Result<bool, Error> {
         let opened: i64 = self
             .retrying(async || {
                 let query = sqlx::query_scalar(DIALECT.statement(template, self.table()));
-                let mut query = query.bind(&*key.aggregate_type).bind(&*key.aggregate_id);
-                if let Some(head) = head {
-                    query = query.bind(head.as_str());
-                }
+                let query = query.bind(&*key.aggregate_type).bind(&*key.aggregate_id).bind(head.as_str());
                 query.fetch_one(&mut *self.acquire().await?).await
             })
             .await?;

@@ -10,10 +10,17 @@ macro_rules! lane {
     };
 }
 
-/// The hash that it is made of. What is above the six bits of the lane tells keys of a lane apart.
+/// The hash that it is made of.
 macro_rules! lane_hash {
     ($row:literal) => {
         concat!("hashtextextended(coalesce(", $row, "aggregate_id, ", $row, "event_id) COLLATE \"C\", 0)")
+    };
+}
+
+/// The hash by which it is told whether a key may be closed: of the type as well, since ids are often the same in several types.
+macro_rules! key_hash {
+    ($row:literal, $id:expr) => {
+        concat!("hashtextextended(coalesce(", $row, "aggregate_type, '__GLOBAL__') COLLATE \"C\", ", $id, ")")
     };
 }
 
@@ -304,7 +311,8 @@ pub(in super::super) const GIVE_BACK: &str = concat!(
 
 /// What is pending in lanes that are held: of each after a number and up to another, so many rows, of one key or of all, and
 /// none of closed keys. Those in hand are found by a search in their numbers, which rise. A subquery for each row, and only where
-/// a lane has closed keys, keeps the planner from a join that would sort all that is pending.
+/// a lane has closed keys, keeps the planner from a join that would sort all that is pending. Whether a lane has any is one step in
+/// their index, in which those that were let go on come first; EXISTS would be answered by a walk over all of them.
 ///
 /// Of some lanes it is known which keys may be closed ($10): those with hashes whose bits are set ($11, of which the mask $12 gives the
 /// number). All others are open, and not looked for, as long as no key of the lane was let go on: an operator, whom the relay does
@@ -316,15 +324,15 @@ pub(in super::super) const GIVE_BACK: &str = concat!(
 macro_rules! read {
     ($planned:expr) => {
         concat!(
-    "WITH part AS MATERIALIZED (SELECT p.*, l.lane IS NOT NULL AS held, EXISTS (SELECT FROM ",
-    keys!(),
-    " AS k WHERE k.lane = p.lane) AS closed, p.told AND NOT EXISTS (SELECT FROM ",
-    keys!(),
-    " AS k WHERE k.lane = p.lane AND k.until IS NOT NULL) AS known \
+    "WITH part AS MATERIALIZED (SELECT p.*, l.lane IS NOT NULL AS held, k.stands IS NOT NULL AS closed, \
+     p.told AND k.stands = 2 AS known \
      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::text[], $10::boolean[]) \
      AS p (lane, epoch, after, until, most, aggregate_type, aggregate_id, told) LEFT JOIN ",
     lanes!(),
-    " AS l ON l.lane = p.lane AND l.epoch = p.epoch AND l.owner = $9) \
+    " AS l ON l.lane = p.lane AND l.epoch = p.epoch AND l.owner = $9 LEFT JOIN LATERAL (\
+     SELECT CASE WHEN until IS NULL THEN 2 ELSE 1 END AS stands FROM ",
+    keys!(),
+    " WHERE lane = p.lane ORDER BY until LIMIT 1) AS k ON true) \
      SELECT t.*, p.lane, NULL::bigint, NULL::text FROM part AS p CROSS JOIN LATERAL (SELECT ",
     event_columns!(),
     ", (SELECT clock_timestamp()), CASE WHEN locked_by IS NOT NULL THEN locked_at END FROM {table} AS t WHERE ",
@@ -335,9 +343,9 @@ macro_rules! read {
      AND ($8::bigint[])[width_bucket(seq, $8::bigint[])] IS DISTINCT FROM seq \
      AND (p.aggregate_id IS NULL \
      OR aggregate_id = p.aggregate_id AND coalesce(aggregate_type, '__GLOBAL__') = p.aggregate_type) \
-     AND (NOT p.closed OR CASE WHEN p.known THEN get_bit($11::bytea, (((",
-    lane_hash!("t."),
-    ") >> 6) & $12::bigint)::integer) = 0 ELSE false END OR (SELECT k.state FROM ",
+     AND (NOT p.closed OR CASE WHEN p.known THEN get_bit($11::bytea, ((",
+    key_hash!("t.", lane_hash!("t.")),
+    ") & $12::bigint)::integer) = 0 ELSE false END OR (SELECT k.state FROM ",
     keys!(),
     " AS k WHERE k.aggregate_type = coalesce(t.aggregate_type, '__GLOBAL__') AND k.aggregate_id = t.aggregate_id) IS NULL) ",
     $planned,
@@ -442,7 +450,9 @@ pub(in super::super) const REOPENED: &str = concat!(
 
 /// The hashes of closed keys of some lanes, as rows of such keys have them.
 pub(in super::super) const CLOSED_HASHES: &str = concat!(
-    "SELECT lane, hashtextextended(aggregate_id COLLATE \"C\", 0) FROM ",
+    "SELECT lane, ",
+    key_hash!("", "hashtextextended(aggregate_id COLLATE \"C\", 0)"),
+    " FROM ",
     keys!(),
     " WHERE lane = ANY ($1::smallint[]) LIMIT $2"
 );
@@ -500,7 +510,8 @@ macro_rules! reopen {
         concat!(
             "UPDATE ",
             keys!(),
-            " SET state = 1, until = clock_timestamp() WHERE aggregate_type = $1 AND aggregate_id = $2 AND state = 2"
+            " SET state = 1, until = clock_timestamp() WHERE aggregate_type = $1 AND aggregate_id = $2 AND head_id = $3 \
+             AND state = 2"
         )
     };
 }

@@ -101,19 +101,19 @@ impl SqliteStore {
         Ok(Some(holders(now, rows.into_iter().map(holder).collect())))
     }
 
-    /// Lets a closed key go on, with its head or behind it, and says whether it was closed.
-    pub(in super::super) async fn reopen(&self, key: &Key, with_head: bool) -> Result<bool, Error> {
+    /// Lets a key go on that is closed because of that event, with it or behind it, and says whether it was.
+    pub(in super::super) async fn reopen(&self, key: &Key, head: &EventId, with_head: bool) -> Result<bool, Error> {
         if !self.has_keys().await? {
             return Ok(false);
         }
-        patiently!(self, self.try_reopen(key, with_head)).await
+        patiently!(self, self.try_reopen(key, head, with_head)).await
     }
 
-    async fn try_reopen(&self, key: &Key, with_head: bool) -> Result<bool, sqlx::Error> {
+    async fn try_reopen(&self, key: &Key, head: &EventId, with_head: bool) -> Result<bool, sqlx::Error> {
         let now = self.now().as_micros();
         let mut tx = begin_immediate(&self.pool).await?;
         let query = sqlx::query_scalar::<_, i64>(self.key_statement(sql::REOPEN));
-        let query = query.bind(&*key.aggregate_type).bind(&*key.aggregate_id).bind(now);
+        let query = query.bind(&*key.aggregate_type).bind(&*key.aggregate_id).bind(now).bind(head.as_str());
         let head = query.fetch_optional(&mut *tx).await?;
         if let Some(seq) = head.filter(|_| with_head) {
             let query = sqlx::query(self.key_statement(sql::REDRIVE_HEAD)).bind(seq).bind(now);

@@ -222,7 +222,8 @@ pub(in super::super) const HOLDERS: &str = concat!(
 pub(in super::super) const REOPEN: &str = concat!(
     "UPDATE ",
     keys!(),
-    " SET state = 1, until = ?3 WHERE aggregate_type = ?1 AND aggregate_id = ?2 AND state = 2 RETURNING head_seq"
+    " SET state = 1, until = ?3 WHERE aggregate_type = ?1 AND aggregate_id = ?2 AND head_id = ?4 AND state = 2 \
+     RETURNING head_seq"
 );
 
 /// Redrives the head of a key.

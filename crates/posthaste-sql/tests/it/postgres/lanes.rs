@@ -324,6 +324,58 @@ async fn a_read_of_a_backlog_keeps_its_plan_and_walks_what_it_brings() {
     assert!(scalar::<i64>(&store, kept).await > 0, "no plan was kept");
 }
 
+/// Whatever stands still beside a backlog, also where it has the same ids: a read looks at none of the rows of closed keys but for those
+/// whose hash is that of one by chance.
+#[tokio::test]
+async fn closed_keys_beside_a_backlog_are_not_walked() {
+    for analyzed in [false, true] {
+        let database = Database::new().await;
+        let store = database.store_with(sqlx::postgres::PgPoolOptions::new().max_connections(1)).await;
+        store.migrate().await.unwrap();
+        database.empty().await.prepare_lanes().await.unwrap();
+        let stuck = "INSERT INTO outbox_event_key (aggregate_type, aggregate_id, lane, state, head_seq, head_id, since) \
+                     SELECT 'Stuck', n, hashtextextended(n::text COLLATE \"C\", 0) & 63, 2, -n, 'x' || n, now() \
+                     FROM generate_series(1, 10000) AS n";
+        sql(&store, stuck).await;
+        let fill = "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload) \
+                    SELECT 'x' || n, 'X', 'Order', n % 10000 + 1, '{}' FROM generate_series(1, 20000) AS n";
+        sql(&store, fill).await;
+        if analyzed {
+            sql(&store, "ANALYZE").await;
+        }
+        let mine = leased(&store, "a").await;
+        let mut in_hand: Vec<i64> = (1_000_000..1_000_300).collect();
+        // The first one also asks which keys are closed.
+        for round in 0..9 {
+            let parts =
+                mine.iter().map(|lease| ReadLane { lease: *lease, after: 0, until: None, limit: 10, key: None });
+            let read = ReadLanes {
+                owner: "a".into(),
+                in_hand: in_hand.clone(),
+                passed: Vec::new(),
+                lease_duration: Duration::from_secs(15),
+                parts: parts.collect(),
+            };
+            let before = walked_keys(&store).await;
+            let found = lanes(&store).read_lanes(&read).await.unwrap();
+            assert_eq!(found.rows.len(), 640, "round {round}");
+            let walked = walked_keys(&store).await - before;
+            assert!(round == 0 || walked <= 64 + 64, "round {round}: {walked} keys walked, analyzed: {analyzed}");
+            in_hand.extend(found.rows.iter().map(|row| row.seq));
+            in_hand.sort_unstable();
+        }
+    }
+}
+
+/// How many closed keys the server has looked at or for.
+async fn walked_keys(store: &PgStore) -> i64 {
+    sql(store, "SELECT pg_stat_force_next_flush()").await;
+    let rows = "SELECT (seq_tup_read + idx_tup_fetch + (SELECT idx_scan FROM pg_stat_user_indexes \
+                WHERE indexrelname = 'outbox_event_key_pkey'))::bigint FROM pg_stat_user_tables \
+                WHERE relname = 'outbox_event_key'";
+    scalar(store, rows).await
+}
+
 /// Orders of one lane with two events each, and reads of what is pending of them with many rows in hand.
 struct Backlog {
     store: PgStore,
@@ -426,7 +478,7 @@ async fn a_read_of_many_rows_leaves_closed_keys_out_and_does_not_look_for_others
 
     let lease =
         *backlog.mine.iter().find(|lease| Some(lease.lane) == lanes(&backlog.store).lane_of(&event("x", "0"))).unwrap();
-    assert!(backlog.store.release_key(&backlog.key(0)).await.unwrap());
+    assert!(backlog.store.release_key(&backlog.key(0), &posthaste_core::EventId::from_row("0-1")).await.unwrap());
     assert_eq!(backlog.pending_of_many("b").await, [2, 2, 3, 3], "its relay has to know first where to begin");
     lanes(&backlog.store).forget_keys("b", &[(lease, backlog.key(0))]).await.unwrap();
     assert_eq!(backlog.pending_of_many("b").await, [0, 0, 2, 2, 3, 3]);
