@@ -343,19 +343,26 @@ impl Reader {
             return Ok(());
         }
         let leases: Vec<_> = reading.cursors.values().map(|cursor| cursor.lease).collect();
-        for closed in self.store.reopened_keys(&self.owner, &leases, REOPENED_AT_ONCE).await? {
-            let Some(lease) = leases.iter().find(|lease| lease.lane == closed.lane) else { continue };
-            if self.keys.reopen(*lease, closed.key.clone(), closed.head_seq) {
-                reading.reopening.push((*lease, closed.key));
+        loop {
+            let reopened = self.store.reopened_keys(&self.owner, &leases, REOPENED_AT_ONCE).await?;
+            let may_be_more = reopened.len() == REOPENED_AT_ONCE;
+            for closed in reopened {
+                let Some(lease) = leases.iter().find(|lease| lease.lane == closed.lane) else { continue };
+                if self.keys.reopen(*lease, closed.key.clone(), closed.head_seq) {
+                    reading.reopening.push((*lease, closed.key));
+                }
             }
-        }
-        if !reading.reopening.is_empty() {
+            if reading.reopening.is_empty() {
+                return Ok(());
+            }
             self.store.forget_keys(&self.owner, &reading.reopening).await?;
             for (lease, key) in reading.reopening.drain(..) {
                 self.keys.reopened(lease, key);
             }
+            if !may_be_more {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// One read. Gives the rows of each lane of which it can be used, none if there are none; and the numbers that are known.
