@@ -34,7 +34,7 @@ enum Command {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let given = Given::read(&args.flags, &[], std::env::vars())?;
+    let given = Given::read(&args.flags, &[])?;
     match args.command {
         Command::Check => check(&given).await,
         Command::Print => print(&given),

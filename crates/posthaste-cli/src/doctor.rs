@@ -63,7 +63,7 @@ impl Patient<'_> {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let settings = Given::read(&args.flags, &[], std::env::vars())?.settings()?;
+    let settings = Given::read(&args.flags, &[])?.settings()?;
     let patient = Patient { settings: &settings, long_transaction: args.long_transaction };
     let mut found = Findings::default();
     look_at_database(&patient, &mut found).await;

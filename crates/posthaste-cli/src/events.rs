@@ -134,7 +134,7 @@ fn header(text: &str) -> Result<(String, String), String> {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let given = Given::read(&args.flags, &[], std::env::vars())?;
+    let given = Given::read(&args.flags, &[])?;
     let settings = given.database()?;
     let database = match args.command {
         Command::Write(_) => Database::open_to_write(&settings).await?,

@@ -57,7 +57,7 @@ enum Command {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
+    let settings = Given::read(&args.flags, &[])?.database()?;
     let shown = crate::settings::shown(&settings.url);
     let database = match args.command {
         Command::Up { .. } => Database::open(&settings).await?,

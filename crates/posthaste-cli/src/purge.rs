@@ -41,7 +41,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
+    let settings = Given::read(&args.flags, &[])?.database()?;
     let database = Database::open_existing(&settings).await?;
     let counts = database.admin().counts().await?;
     for (name, kept, count) in [("DONE", args.done_after, counts.done), ("DEAD", args.dead_after, counts.dead)] {

@@ -96,7 +96,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         args.on_dead.map(|policy| ("--on-dead", ["relay", "on_dead"], policy)),
     ];
     let more: Vec<_> = more.into_iter().flatten().collect();
-    let given = Given::read(&args.flags, &more, std::env::vars())?;
+    let given = Given::read(&args.flags, &more)?;
     let settings = given.settings_to_connect()?;
     log_to_stderr(&settings.log);
     let mut signals = Signals::new()?;
