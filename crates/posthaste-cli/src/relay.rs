@@ -24,12 +24,11 @@ use posthaste::store::Store;
 use posthaste::{Closed, Outbox, OutboxBuilder, Registry};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 
 use crate::database::{Database, with_store};
 use crate::exit::{Failed, Status};
-use crate::rows;
-use crate::settings::{self, Flags, Given, Listen, Log, LogFormat, Settings};
+use crate::settings::{self, Flags, Given, Listen, LogFormat, Settings};
+use crate::{log, rows};
 
 pub(crate) use connected::Connected;
 pub(crate) use holds::{Holds, kind};
@@ -96,9 +95,12 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         args.on_dead.map(|policy| ("--on-dead", ["relay", "on_dead"], policy)),
     ];
     let more: Vec<_> = more.into_iter().flatten().collect();
+    // Whoever reads the log by a program gets nothing else, also if the settings are wrong.
+    log::is_in(args.log_format.or_else(LogFormat::of_environment).unwrap_or_default());
     let given = Given::read(&args.flags, &more)?;
+    log::is_in(given.log_format());
     let settings = given.settings_to_connect()?;
-    log_to_stderr(&settings.log);
+    log::begin(settings.log.format, Some(settings.log.filter.as_deref().unwrap_or("warn,posthaste=info")));
     let mut signals = Signals::new()?;
     // Whoever drains and ends is not there for long enough to be asked.
     let watched = if args.once { None } else { Watched::begin(&settings).await? };
@@ -328,21 +330,4 @@ impl Signals {
         }
         "Ctrl-C"
     }
-}
-
-/// Tells what happens on standard error: `RUST_LOG` decides what of it, then the settings, and otherwise what an operator needs.
-fn log_to_stderr(log: &Log) {
-    let filter = log.filter.as_deref().unwrap_or("warn,posthaste=info");
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(filter));
-    // What it does not know in a URL it tells with its value, which may be a misspelt password. We refuse such a URL ourselves.
-    let silent = ["sqlx_postgres::options=off", "sqlx_mysql::options=off"];
-    let filter = silent.into_iter().filter_map(|part| part.parse().ok()).fold(filter, EnvFilter::add_directive);
-    // A log that nobody reads any more is no reason not to deliver; to complain of it there would end us.
-    let log_to = tracing_subscriber::fmt().log_internal_errors(false);
-    let log_to = log_to.with_env_filter(filter).with_writer(std::io::stderr);
-    // A second one would be a mistake of ours, and no reason not to deliver.
-    let _ = match log.format {
-        LogFormat::Json => log_to.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init(),
-        LogFormat::Text => log_to.try_init(),
-    };
 }
