@@ -20,6 +20,8 @@ use crate::output::{Output, heard_or_not};
 use crate::rows;
 use crate::settings::{Flags, Given, Settings};
 
+pub(crate) use destinations::can_be_written;
+
 use finding::{Findings, Level};
 
 /// How far the clock of the database may be from ours, beside what the way there takes.

@@ -447,6 +447,37 @@ fn variables_that_are_no_text_are_told_where_they_are_ours_and_otherwise_let_be(
     }
 }
 
+/// What a relay would be refused for is told before.
+#[test]
+fn a_file_that_cannot_be_written_to_is_found_without_making_it() {
+    let here = Place::with("[destination.x]\ntype = \"file\"\npath = \"no/such/directory/x\"\n");
+    let error = here.fails(3, &["config", "check"]);
+    assert!(
+        error.contains("posthaste.toml:1:14: destination.x: ") && error.contains("cannot be written to"),
+        "{error}"
+    );
+    let here = Place::with("[destination.x]\ntype = \"file\"\npath = \"x\"\n");
+    here.ok(&["config", "check"]);
+    assert!(!here.path("x").exists());
+}
+
+/// Whoever reads the log by a program finds the reason for the end in it.
+#[test]
+fn the_error_that_ends_a_relay_is_a_line_of_its_log() {
+    for (here, arguments, status) in [
+        (Place::with("[relay]\nworker = 4\n"), &["relay", "--log-format", "json"][..], 3),
+        (Place::with("[relay]\nworker = 4\n[log]\nformat = \"json\"\n"), &["relay"], 3),
+        (Place::with("no TOML").variable("POSTHASTE_LOG_FORMAT", "json"), &["relay"], 3),
+        (Place::new(), &["relay", "--once", "--log-format", "json", "--database-url", "sqlite:shop.db"], 5),
+    ] {
+        let said = here.fails(status, arguments);
+        let last: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+        assert_eq!((&last["level"], &last["exit_status"]), (&"ERROR".into(), &status.into()), "{said}");
+        assert!(last["message"].as_str().is_some_and(|message| !message.is_empty()), "{said}");
+        assert!(said.lines().all(|line| line.starts_with('{')), "{said}");
+    }
+}
+
 #[test]
 fn what_counts_is_printed_with_where_it_comes_from() {
     let here = Place::with(
