@@ -203,7 +203,7 @@ async fn write<S: Store>(store: S, given: Write) -> Result<ExitCode, Failed> {
         posthaste::WriteError::Store { error, .. } => Failed::from(error),
         error => Failed::from(anyhow::Error::from(error)),
     })?;
-    tx.commit().await.map_err(anyhow::Error::from)?;
+    tx.commit().await.map_err(|error| Failed { status: exit::Status::Database, error: error.into() })?;
     // Lets the relays hear of it.
     outbox.shutdown().await;
     if let Some(id) = written {

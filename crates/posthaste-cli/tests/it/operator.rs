@@ -36,6 +36,22 @@ fn migrations_are_told_shown_and_done() {
     assert!(error.contains("is for PostgreSQL"), "{error}");
     let error = here.fails(2, &["migrate", "up", "--write-function", "--database-url", "sqlite:shop.db"]);
     assert!(error.contains("which has no functions: insert rows"), "{error}");
+    assert!(!here.path("shop.db").exists(), "what is refused makes nothing");
+}
+
+/// The database has the last word at the commit, and may say no.
+#[tokio::test]
+async fn a_commit_that_fails_is_a_fault_of_the_database() {
+    let url = crate::relay::postgres().await;
+    let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url);
+    here.ok(&["migrate", "up"]);
+    let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&url).await.unwrap();
+    let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not today'; END $$; \
+                  CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON outbox_event DEFERRABLE INITIALLY DEFERRED \
+                  FOR EACH ROW EXECUTE FUNCTION refuse()";
+    sqlx::raw_sql(refuse).execute(&mut connection).await.unwrap();
+    let error = here.fails(4, &["events", "write", "--type", "OrderPlaced", "{}"]);
+    assert!(error.contains("was not committed") && error.contains("not today"), "{error}");
 }
 
 /// Other languages write with it on each database; here they are the clients of the databases.
