@@ -209,7 +209,7 @@ fn index_statements(script: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The name of a table, or of one beside it, as SQL has it. It holds nothing but letters, digits and underscores.
-fn quoted(table: &TableName, suffix: &str, quote: char) -> String {
+pub(crate) fn quoted(table: &TableName, suffix: &str, quote: char) -> String {
     let schema = table.schema().map_or_else(String::new, |schema| format!("{quote}{schema}{quote}."));
     format!("{schema}{quote}{}{suffix}{quote}", table.name())
 }

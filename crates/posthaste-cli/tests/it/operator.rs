@@ -39,6 +39,27 @@ fn migrations_are_told_shown_and_done() {
     assert!(!here.path("shop.db").exists(), "what is refused makes nothing");
 }
 
+/// What order and other languages need is no migration, so it is told apart.
+#[tokio::test]
+async fn status_says_what_is_there_beside_the_table() {
+    for url in [crate::relay::postgres().await, crate::relay::variable("POSTHASTE_TEST_MYSQL_URL")] {
+        let table = crate::relay::unique("status_");
+        let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url).variable("POSTHASTE_DATABASE_TABLE", &table);
+        here.ok(&["migrate", "up"]);
+        let said = here.ok(&["migrate", "status"]);
+        assert!(said.contains("what order needs: not there; migrate up --lanes"), "{said}");
+        assert!(said.contains("to write with: not there; migrate up --write-function"), "{said}");
+        here.ok(&["migrate", "up", "--lanes", "--write-function"]);
+        let said = here.ok(&["migrate", "status"]);
+        assert!(said.contains("what order needs: there") && said.contains("to write with: there"), "{said}");
+        if url.starts_with("postgres") {
+            assert!(said.contains("wakes relays: not there; migrate up --wake-trigger"), "{said}");
+            here.ok(&["migrate", "up", "--wake-trigger"]);
+            assert!(here.ok(&["migrate", "status"]).contains("wakes relays: there"));
+        }
+    }
+}
+
 /// The database has the last word at the commit, and may say no.
 #[tokio::test]
 async fn a_commit_that_fails_is_a_fault_of_the_database() {
