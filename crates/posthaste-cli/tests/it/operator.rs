@@ -32,11 +32,11 @@ fn migrations_are_told_shown_and_done() {
     assert!(stdout(&run("up")).contains("was up to date"));
     assert_eq!(run("status").status.code(), Some(0));
     assert_eq!(stdout(&run("sql")), "");
-    let error = here.fails(2, &["migrate", "up", "--wake-trigger", "--database-url", "sqlite:shop.db"]);
+    let error = here.fails(2, &["migrate", "up", "--wake-trigger", "--database-url", "sqlite:new.db"]);
     assert!(error.contains("is for PostgreSQL"), "{error}");
-    let error = here.fails(2, &["migrate", "up", "--write-function", "--database-url", "sqlite:shop.db"]);
+    let error = here.fails(2, &["migrate", "up", "--write-function", "--database-url", "sqlite:new.db"]);
     assert!(error.contains("which has no functions: insert rows"), "{error}");
-    assert!(!here.path("shop.db").exists(), "what is refused makes nothing");
+    assert!(!here.path("new.db").exists(), "what is refused makes nothing");
 }
 
 /// What order and other languages need is no migration, so it is told apart.
