@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use posthaste::Options;
 
+use crate::doctor;
 use crate::exit::{Failed, Status};
 use crate::output::{self, say, tell};
 use crate::relay::{Connected, Holds, mistakes, registry};
-use crate::settings::{Flags, Given, Origin, Table, Value, hidden};
+use crate::settings::{Flags, Given, Origin, Table, Target, Value, hidden};
 
 /// Check the settings, or show them.
 #[derive(clap::Args)]
@@ -34,7 +35,7 @@ enum Command {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let given = Given::read(&args.flags, &[], std::env::vars())?;
+    let given = Given::read(&args.flags, &[])?;
     match args.command {
         Command::Check => check(&given).await,
         Command::Print => print(&given),
@@ -53,6 +54,14 @@ async fn check(given: &Given) -> Result<ExitCode, Failed> {
     };
     let (mut connected, mut is_wrong) = (Vec::with_capacity(settings.destinations.len()), false);
     for destination in &settings.destinations {
+        if let Target::Lines(options) = &destination.target
+            && let Some(path) = options.path()
+            && let Err(error) = doctor::can_be_written(path)
+        {
+            let fault = destination.fault(format!("{} cannot be written to: {error}", path.display()));
+            tell(format_args!("error: {fault}"));
+            is_wrong = true;
+        }
         let made = Connected::new(destination, false).await.map_err(|failed| {
             tell(format_args!("error: {}", crate::text(&failed.error)));
             is_wrong = true;

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use posthaste::store::{self, AdminStore, Lane, RelayStore};
-use posthaste::{Event, Timestamp};
-use posthaste::{MySqlStore, PgStore, Scheme, SqliteStore};
+use posthaste::{Event, Status, Timestamp};
+use posthaste::{MySqlStore, PgStore, Scheme, SqliteStore, TableName};
+use sqlx::AssertSqlSafe;
 use sqlx::sqlite::SqlitePoolOptions;
 
+use crate::doctor;
 use crate::settings::{self, Missing};
 
 /// How long a server may take to let somebody in.
@@ -162,6 +164,40 @@ impl Database {
     /// The SQL of what is left to do; empty when the table is up to date.
     pub(crate) async fn pending_migration_sql(&self) -> Result<String, store::Error> {
         with_store!(self, store => store.pending_migration_sql().await)
+    }
+
+    /// How many events became this longer ago than that, by the clock of the database.
+    pub(crate) async fn count_ended(
+        &self,
+        table: &TableName,
+        status: Status,
+        kept: Duration,
+    ) -> Result<i64, store::Error> {
+        // As it stands in the table.
+        let status = if status == Status::Dead { 3 } else { 1 };
+        let micros = i64::try_from(kept.as_micros()).unwrap_or(i64::MAX);
+        let of = |quote, moment: String| {
+            let table = doctor::quoted(table, "", quote);
+            AssertSqlSafe(format!(
+                "SELECT count(*) FROM {table} WHERE status = {status} \
+                 AND (done_at <= {moment} OR done_at IS NULL AND created_at <= {moment})"
+            ))
+        };
+        let counted = match self {
+            Self::Sqlite(store) => {
+                let before = Timestamp::now().as_micros().saturating_sub(micros);
+                sqlx::query_scalar(of('"', before.to_string())).fetch_one(store.pool()).await
+            }
+            Self::Postgres(store) => {
+                let before = format!("clock_timestamp() - {micros} * interval '1 microsecond'");
+                sqlx::query_scalar(of('"', before)).fetch_one(store.pool()).await
+            }
+            Self::MySql(store) => {
+                let before = format!("UTC_TIMESTAMP(6) - INTERVAL {micros} MICROSECOND");
+                sqlx::query_scalar(of('`', before)).fetch_one(store.pool()).await
+            }
+        };
+        counted.map_err(|error| store::Error::Unavailable(error.into()))
     }
 
     /// The moment, by the clock that events are due by.

@@ -20,6 +20,8 @@ use crate::output::{Output, heard_or_not};
 use crate::rows;
 use crate::settings::{Flags, Given, Settings};
 
+pub(crate) use destinations::can_be_written;
+
 use finding::{Findings, Level};
 
 /// How far the clock of the database may be from ours, beside what the way there takes.
@@ -63,7 +65,7 @@ impl Patient<'_> {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let settings = Given::read(&args.flags, &[], std::env::vars())?.settings()?;
+    let settings = Given::read(&args.flags, &[])?.settings()?;
     let patient = Patient { settings: &settings, long_transaction: args.long_transaction };
     let mut found = Findings::default();
     look_at_database(&patient, &mut found).await;
@@ -207,7 +209,7 @@ fn index_statements(script: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The name of a table, or of one beside it, as SQL has it. It holds nothing but letters, digits and underscores.
-fn quoted(table: &TableName, suffix: &str, quote: char) -> String {
+pub(crate) fn quoted(table: &TableName, suffix: &str, quote: char) -> String {
     let schema = table.schema().map_or_else(String::new, |schema| format!("{quote}{schema}{quote}."));
     format!("{schema}{quote}{}{suffix}{quote}", table.name())
 }

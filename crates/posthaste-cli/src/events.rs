@@ -134,7 +134,7 @@ fn header(text: &str) -> Result<(String, String), String> {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let given = Given::read(&args.flags, &[], std::env::vars())?;
+    let given = Given::read(&args.flags, &[])?;
     let settings = given.database()?;
     let database = match args.command {
         Command::Write(_) => Database::open_to_write(&settings).await?,
@@ -203,7 +203,7 @@ async fn write<S: Store>(store: S, given: Write) -> Result<ExitCode, Failed> {
         posthaste::WriteError::Store { error, .. } => Failed::from(error),
         error => Failed::from(anyhow::Error::from(error)),
     })?;
-    tx.commit().await.map_err(anyhow::Error::from)?;
+    tx.commit().await.map_err(|error| Failed { status: exit::Status::Database, error: error.into() })?;
     // Lets the relays hear of it.
     outbox.shutdown().await;
     if let Some(id) = written {

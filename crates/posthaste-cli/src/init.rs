@@ -37,7 +37,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     // Before anything is written: a URL with a password in it is refused, and one that nobody can connect with.
     let database = match url {
         Some(_) => {
-            let given = Given::read(&args.flags.clone().without_file(), &[], std::env::vars())?;
+            let given = Given::read(&args.flags.clone().without_file(), &[])?;
             Some(given.database_to_connect()?)
         }
         None => None,

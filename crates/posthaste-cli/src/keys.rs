@@ -64,7 +64,7 @@ struct Choice {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
+    let settings = Given::read(&args.flags, &[])?.database()?;
     let database = Database::open_existing(&settings).await?;
     let store = database.admin();
     let ended = match args.command {

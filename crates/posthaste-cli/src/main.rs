@@ -10,6 +10,7 @@ mod events;
 mod exit;
 mod init;
 mod keys;
+mod log;
 mod man;
 mod migrate;
 mod output;
@@ -24,9 +25,9 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
 
 use exit::Failed;
+use settings::LogFormat;
 
 /// A transactional outbox: events written with your business change, delivered at least once.
 #[derive(Parser)]
@@ -71,7 +72,8 @@ async fn main() -> ExitCode {
     choose_colours();
     // A relay says by its settings how it logs.
     if !matches!(cli.command, Command::Relay(_)) {
-        log_if_asked();
+        // Only where `RUST_LOG` asks for it: a command says what it has to say by itself.
+        log::begin(LogFormat::Text, None);
     }
     // Of a run that measures or breaks something, the status is the answer.
     let prints_data = !matches!(cli.command, Command::Bench(_) | Command::Torture(_));
@@ -101,7 +103,7 @@ async fn main() -> ExitCode {
         {
             return ExitCode::SUCCESS;
         }
-        output::tell(format_args!("error: {}", text(&error)));
+        log::tell_of_failure(&text(&error), status as u8);
         status.into()
     })
 }
@@ -141,15 +143,4 @@ fn text_of(error: &dyn std::error::Error) -> String {
         cause if text.ends_with(&cause) => text,
         cause => format!("{text}: {cause}"),
     })
-}
-
-/// Logs go to stderr, and only where `RUST_LOG` asks for them: a command says what it has to say by itself.
-fn log_if_asked() {
-    if let Ok(filter) = EnvFilter::try_from_default_env() {
-        tracing_subscriber::fmt()
-            .log_internal_errors(false)
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            .init();
-    }
 }

@@ -4,9 +4,10 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use posthaste::store;
-use posthaste::{MySqlStore, PgStore, TableName};
+use posthaste::{MySqlStore, PgStore, Scheme, TableName};
 
 use crate::database::Database;
+use crate::doctor::quoted;
 use crate::exit::{Failed, Status};
 use crate::output::{heard_or_not, print, say};
 use crate::settings::{Flags, Given};
@@ -56,9 +57,31 @@ enum Command {
     },
 }
 
+impl Command {
+    /// What that database has not is refused before anything is opened, and maybe made.
+    fn check(&self, scheme: Scheme, shown: &str) -> anyhow::Result<()> {
+        let (wake_trigger, write_function) = match self {
+            Self::Up { wake_trigger, write_function, .. } | Self::Sql { wake_trigger, write_function, .. } => {
+                (*wake_trigger, *write_function)
+            }
+            Self::Status => (false, false),
+        };
+        if wake_trigger && scheme != Scheme::Postgres {
+            anyhow::bail!("--wake-trigger is for PostgreSQL, and {shown} is not");
+        }
+        if write_function && scheme == Scheme::Sqlite {
+            anyhow::bail!(
+                "--write-function is for PostgreSQL, MySQL and MariaDB; {shown} is SQLite, which has no functions: insert rows"
+            );
+        }
+        Ok(())
+    }
+}
+
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
+    let settings = Given::read(&args.flags, &[])?.database()?;
     let shown = crate::settings::shown(&settings.url);
+    args.command.check(posthaste::detect(&settings.url)?, &shown)?;
     let database = match args.command {
         Command::Up { .. } => Database::open(&settings).await?,
         // Whoever only asks makes no file, and changes none.
@@ -67,7 +90,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let pending = database.pending_migration_sql().await?;
     let ended = match args.command {
         Command::Up { wake_trigger, write_function, lanes } => {
-            let besides = Besides::of(&database, wake_trigger, write_function, &shown)?;
+            let besides = Besides::of(&database, wake_trigger, write_function);
             database.migrate().await?;
             match pending.is_empty() {
                 true => say(format_args!("{} in {shown} was up to date", settings.table))?,
@@ -82,6 +105,12 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         }
         Command::Status if pending.is_empty() => {
             say(format_args!("{} in {shown} is up to date", settings.table))?;
+            for (what, is_there, flag) in besides(&database, &TableName::parse(&settings.table)?).await? {
+                match is_there {
+                    true => say(format_args!("  {what}: there"))?,
+                    false => say(format_args!("  {what}: not there; migrate up {flag}, where it is wanted"))?,
+                }
+            }
             ExitCode::SUCCESS
         }
         Command::Status => {
@@ -99,7 +128,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
             Status::No.into()
         }
         Command::Sql { wake_trigger, write_function } => {
-            let besides = Besides::of(&database, wake_trigger, write_function, &shown)?;
+            let besides = Besides::of(&database, wake_trigger, write_function);
             print(format_args!("{pending}{}", besides.sql()))?;
             ExitCode::SUCCESS
         }
@@ -107,6 +136,45 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     database.close().await;
     Ok(ended)
 }
+
+/// What may be there beside a table that is up to date, whether it is, and the flag that makes it.
+async fn besides(
+    database: &Database,
+    table: &TableName,
+) -> Result<Vec<(&'static str, bool, &'static str)>, store::Error> {
+    let lanes = match database.count_lanes().await {
+        Ok(()) => true,
+        Err(store::Error::Schema { .. }) => false,
+        Err(error) => return Err(error),
+    };
+    let mut besides = vec![("what order needs", lanes, "--lanes")];
+    let (routine, trigger) = (table.write_routine(), format!("{}_wake", table.name()));
+    let unavailable = |error: sqlx::Error| store::Error::Unavailable(error.into());
+    match database {
+        Database::Sqlite(_) => {}
+        Database::Postgres(store) => {
+            let asked = sqlx::query_as(ON_POSTGRES).bind(quoted(table, "", '"')).bind(routine).bind(trigger);
+            let (function, trigger) = asked.fetch_one(store.pool()).await.map_err(unavailable)?;
+            besides.push(("the function to write with", function, "--write-function"));
+            besides.push(("the trigger that wakes relays", trigger, "--wake-trigger"));
+        }
+        Database::MySql(store) => {
+            let asked = sqlx::query_scalar(ON_MYSQL).bind(table.schema()).bind(routine);
+            let procedure: i64 = asked.fetch_one(store.pool()).await.map_err(unavailable)?;
+            besides.push(("the procedure to write with", procedure > 0, "--write-function"));
+        }
+    }
+    Ok(besides)
+}
+
+/// Whether there are a function and a trigger of these names.
+const ON_POSTGRES: &str = "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_class c ON c.relnamespace = p.pronamespace \
+     WHERE c.oid = to_regclass($1) AND p.proname = $2), \
+     EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass($1) AND tgname = $3)";
+
+/// How many procedures there are of that name.
+const ON_MYSQL: &str = "SELECT count(*) FROM information_schema.routines \
+     WHERE routine_schema = coalesce(?, database()) AND routine_name = ?";
 
 /// What is created if it is asked for, since not everybody needs it, or may do it.
 struct Besides<'a> {
@@ -121,22 +189,14 @@ enum Writers<'a> {
 }
 
 impl<'a> Besides<'a> {
-    /// What was asked for of that database.
-    fn of(database: &'a Database, wake_trigger: bool, write_function: bool, shown: &str) -> anyhow::Result<Self> {
-        let wake_trigger = match (database, wake_trigger) {
-            (Database::Postgres(store), true) => Some(store),
-            (_, true) => anyhow::bail!("--wake-trigger is for PostgreSQL, and {shown} is not"),
-            (_, false) => None,
+    /// What was asked for of that database, which has it.
+    fn of(database: &'a Database, wake_trigger: bool, write_function: bool) -> Self {
+        let (trigger, writers) = match database {
+            Database::Postgres(store) => (Some(store), Some(Writers::Postgres(store))),
+            Database::MySql(store) => (None, Some(Writers::MySql(store))),
+            Database::Sqlite(_) => (None, None),
         };
-        let write_function = match (database, write_function) {
-            (Database::Postgres(store), true) => Some(Writers::Postgres(store)),
-            (Database::MySql(store), true) => Some(Writers::MySql(store)),
-            (Database::Sqlite(_), true) => anyhow::bail!(
-                "--write-function is for PostgreSQL, MySQL and MariaDB; {shown} is SQLite, which has no functions: insert rows"
-            ),
-            (_, false) => None,
-        };
-        Ok(Self { wake_trigger, write_function })
+        Self { wake_trigger: trigger.filter(|_| wake_trigger), write_function: writers.filter(|_| write_function) }
     }
 
     fn sql(&self) -> String {

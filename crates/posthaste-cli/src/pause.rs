@@ -87,7 +87,7 @@ enum Resume {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let given = Given::read(&args.flags, &[], std::env::vars())?;
+    let given = Given::read(&args.flags, &[])?;
     let (what, which) = match args.command {
         Command::List { output } => return list(&given, output).await,
         Command::Route(which) => (Paused::Route(which.name.clone()), which),
@@ -117,7 +117,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
 }
 
 pub(crate) async fn resume(args: ResumeArgs) -> Result<ExitCode, Failed> {
-    let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
+    let settings = Given::read(&args.flags, &[])?.database()?;
     let what = match args.command {
         Resume::Route { name } => Paused::Route(name),
         Resume::Destination { name } => Paused::Destination(name),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use jiff::SignedDuration;
+use posthaste::TableName;
 use posthaste::store::Purge;
 
 use crate::database::Database;
@@ -41,14 +42,17 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let settings = Given::read(&args.flags, &[], std::env::vars())?.database()?;
+    let settings = Given::read(&args.flags, &[])?.database()?;
     let database = Database::open_existing(&settings).await?;
     let counts = database.admin().counts().await?;
-    for (name, kept, count) in [("DONE", args.done_after, counts.done), ("DEAD", args.dead_after, counts.dead)] {
+    let table = TableName::parse(&settings.table)?;
+    for (status, kept) in [(posthaste::Status::Done, args.done_after), (posthaste::Status::Dead, args.dead_after)] {
         if let Some(kept) = kept {
+            let (all, old) = (counts.of(status), database.count_ended(&table, status, kept).await?);
             // As it may be written on the command line: 168h, and not 604800s.
             let kept = SignedDuration::try_from(kept).map_or_else(|_| format!("{kept:?}"), |kept| format!("{kept:#}"));
-            tell(format_args!("of {count} {name} events, those that ended more than {kept} ago are deleted"));
+            let name = status.name();
+            tell(format_args!("of {all} {name} events, {old} ended more than {kept} ago; these are deleted"));
         }
     }
     if !confirmed("delete them?", args.yes)? {

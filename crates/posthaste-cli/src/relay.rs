@@ -23,13 +23,13 @@ use posthaste::metrics::FacadeMetrics;
 use posthaste::store::Store;
 use posthaste::{Closed, Outbox, OutboxBuilder, Registry};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 
 use crate::database::{Database, with_store};
 use crate::exit::{Failed, Status};
-use crate::rows;
-use crate::settings::{self, Flags, Given, Listen, Log, LogFormat, Settings};
+use crate::settings::{self, Flags, Given, Listen, LogFormat, Settings};
+use crate::{log, rows};
 
 pub(crate) use connected::Connected;
 pub(crate) use holds::{Holds, kind};
@@ -63,7 +63,8 @@ pub(crate) struct Args {
     #[arg(long)]
     once: bool,
 
-    /// With --once: how long to wait for a destination that goes away, before its events are left.
+    /// With --once: how long to wait for destinations that are away, before their events are left, and for a database that is away,
+    /// before it is given up.
     #[arg(long, value_name = "LENGTH", default_value = "30s", requires = "once", value_parser = rows::length)]
     wait: Duration,
 
@@ -96,15 +97,19 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         args.on_dead.map(|policy| ("--on-dead", ["relay", "on_dead"], policy)),
     ];
     let more: Vec<_> = more.into_iter().flatten().collect();
-    let given = Given::read(&args.flags, &more, std::env::vars())?;
+    // Whoever reads the log by a program gets nothing else, also if the settings are wrong.
+    log::is_in(args.log_format.or_else(LogFormat::of_environment).unwrap_or_default());
+    let given = Given::read(&args.flags, &more)?;
+    log::is_in(given.log_format());
     let settings = given.settings_to_connect()?;
-    log_to_stderr(&settings.log);
+    log::begin(settings.log.format, Some(settings.log.filter.as_deref().unwrap_or("warn,posthaste=info")));
     let mut signals = Signals::new()?;
     // Whoever drains and ends is not there for long enough to be asked.
     let watched = if args.once { None } else { Watched::begin(&settings).await? };
     let holds = Arc::new(Holds::new(&settings));
-    let (registry, database, connected) = tokio::select! {
-        started = start(&settings, &holds, watched.as_ref()) => started?,
+    let limit = args.once.then_some(args.wait);
+    let Started { registry, database, connected, waited } = tokio::select! {
+        started = start(&settings, &holds, watched.as_ref(), limit) => started?,
         signal = signals.next() => {
             info!(signal, "ended before anything was claimed");
             return Ok(ExitCode::SUCCESS);
@@ -118,9 +123,9 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
         let condition = Arc::clone(&watched.condition);
         beside.spawn(sampler::sample(database.clone(), condition, settings.http.sample_interval));
     }
-    let (closed, is_left) = if args.once {
+    let ended = if args.once {
         let obstacles = Obstacles { settings: &settings, holds: &holds, connected: &connected };
-        let once = Once { obstacles, wait: args.wait, database: &database };
+        let once = Once { obstacles, wait: args.wait.saturating_sub(waited), patience: args.wait, database: &database };
         match settings.order.ordered {
             Some(_) => {
                 with_store!(&database, store => once.drain_in_order(store.clone(), registry, &mut signals).await?)
@@ -128,19 +133,78 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
             None => with_store!(&database, store => once.drain(Arc::new(store.clone()), registry, &mut signals).await?),
         }
     } else {
-        let delivered = with_store!(&database, store => deliver(store.clone(), registry, &settings, watched.as_ref(), &mut signals).await?);
-        (delivered, false)
+        let closed = with_store!(&database, store => deliver(store.clone(), registry, &settings, watched.as_ref(), &mut signals).await?);
+        Ended { closed, ..Ended::default() }
     };
     // Nothing looks at a database that is closed.
     beside.shutdown().await;
-    for destination in &*connected {
-        destination.close().await;
+    // What became of the events is known now, however long the other ends take to say goodbye.
+    ended.tell();
+    close(connected, database, watched, &mut signals).await;
+    ended.into_status()
+}
+
+/// How long all connections may take to close, together.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// Closes everything at once, within a limit; a signal cuts it short. All that was to be settled is.
+async fn close(connected: Vec<Connected>, database: Database, watched: Option<Watched>, signals: &mut Signals) {
+    let mut closing = JoinSet::new();
+    for destination in connected {
+        closing.spawn(async move { destination.close().await });
     }
-    database.close().await;
+    closing.spawn(async move { database.close().await });
     if let Some(watched) = watched {
-        watched.end().await;
+        closing.spawn(watched.end());
     }
-    Ok(told(closed, is_left))
+    let all = async { while closing.join_next().await.is_some() {} };
+    tokio::select! {
+        closed = timeout(CLOSING, all) => {
+            if closed.is_err() {
+                warn!("not everything could be closed within {CLOSING:?}; the other ends will notice");
+            }
+        }
+        signal = signals.next() => warn!(signal, "ending at once, before everything is closed"),
+    }
+}
+
+/// How a relay ended.
+#[derive(Default)]
+struct Ended {
+    closed: Closed,
+    /// Whether `--once` has left events that are due.
+    is_left: bool,
+    /// Whether a claim got no answer: what it takes waits until its lease runs out.
+    is_claiming: bool,
+    /// Why it could not go on.
+    failed: Option<Failed>,
+}
+
+impl Ended {
+    fn tell(&self) {
+        let Closed { released, abandoned, .. } = self.closed;
+        if self.is_claiming {
+            warn!("a claim is still under way; what it takes is delivered by others when its lease runs out");
+        }
+        if self.closed.is_clean() && !self.is_claiming {
+            info!(released, "ended, with everything in hand delivered");
+        } else {
+            warn!(
+                released,
+                abandoned,
+                "ended: what was released is delivered by others at once, what was abandoned when its leases run out"
+            );
+        }
+    }
+
+    fn into_status(self) -> Result<ExitCode, Failed> {
+        match self.failed {
+            Some(failed) => Err(failed),
+            None if self.closed.abandoned > 0 || self.is_claiming => Ok(Status::No.into()),
+            None if self.is_left => Ok(Status::Left.into()),
+            None => Ok(ExitCode::SUCCESS),
+        }
+    }
 }
 
 /// What watches a relay, and answers whoever asks how it is.
@@ -188,21 +252,31 @@ impl Watched {
     }
 }
 
-/// Checks everything, and waits for whatever is away.
+/// Everything that a relay needs to deliver.
+struct Started {
+    registry: Registry,
+    database: Database,
+    connected: Vec<Connected>,
+    /// How long destinations were waited for.
+    waited: Duration,
+}
+
+/// Checks everything, and waits for whatever is away, up to the limit if there is one.
 async fn start(
     settings: &Settings,
     holds: &Holds,
     watched: Option<&Watched>,
-) -> Result<(Registry, Database, Vec<Connected>), Failed> {
+    limit: Option<Duration>,
+) -> Result<Started, Failed> {
     let connected = Connected::all(&settings.destinations).await?;
     let registry = registry(settings, &connected, holds, watched.map(|watched| &watched.meters))?;
-    let database = start::database(&settings.database, settings.order.ordered.is_some()).await?;
+    let database = start::database(&settings.database, settings.order.ordered.is_some(), limit).await?;
     if let Some(watched) = watched {
         watched.condition.has(&database);
     }
-    start::destinations(&settings.destinations, &connected).await?;
+    let waited = start::destinations(&settings.destinations, &connected, limit).await?;
     // Before anything is claimed.
-    start::holds(holds, &database).await?;
+    start::holds(holds, &database, limit).await?;
     info!(
         database = settings::shown(&settings.database.url),
         table = settings.database.table,
@@ -211,7 +285,7 @@ async fn start(
         ordered = settings.order.shown(),
         "delivering"
     );
-    Ok((registry, database, connected))
+    Ok(Started { registry, database, connected, waited })
 }
 
 /// Delivers until a signal comes.
@@ -222,17 +296,20 @@ async fn deliver<S: Store>(
     watched: Option<&Watched>,
     signals: &mut Signals,
 ) -> Result<Closed, Failed> {
-    let mut outbox = outbox(store, registry, settings);
-    if let Some(watched) = watched {
-        outbox = outbox.metrics(FacadeMetrics).instrument(RouteMeter::new(&settings.routes));
-        #[cfg(feature = "otlp")]
-        if let Some(otlp) = &watched.otlp {
-            outbox = outbox.instrument(otlp.trace());
+    let build = || {
+        let mut outbox = outbox(store.clone(), registry.clone(), settings);
+        if let Some(watched) = watched {
+            outbox = outbox.metrics(FacadeMetrics).instrument(RouteMeter::new(&settings.routes));
+            #[cfg(feature = "otlp")]
+            if let Some(otlp) = &watched.otlp {
+                outbox = outbox.instrument(otlp.trace());
+            }
+            #[cfg(not(feature = "otlp"))]
+            let _ = watched;
         }
-        #[cfg(not(feature = "otlp"))]
-        let _ = watched;
-    }
-    let outbox = outbox.start().await.map_err(|error| Failed::new(Status::CouldNotRun, error))?;
+        outbox
+    };
+    let Some(outbox) = start::outbox(build, None, signals).await? else { return Ok(Closed::default()) };
     let condition = watched.map(|watched| &watched.condition);
     if let Some(condition) = condition {
         condition.is(Step::Delivering);
@@ -266,24 +343,6 @@ async fn until_second<F: Future<Output = Closed>>(
     };
     warn!(signal = second, "ending at once");
     at_once().await
-}
-
-fn told(closed: Closed, is_left: bool) -> ExitCode {
-    let Closed { released, abandoned, .. } = closed;
-    if closed.is_clean() {
-        info!(released, "ended, with everything in hand delivered");
-    } else {
-        warn!(
-            released,
-            abandoned,
-            "ended: what was released is delivered by others at once, what was abandoned when its leases run out"
-        );
-    }
-    match (abandoned, is_left) {
-        (0, false) => ExitCode::SUCCESS,
-        (0, true) => Status::Left.into(),
-        _ => Status::No.into(),
-    }
 }
 
 /// What asks a relay to end.
@@ -328,21 +387,4 @@ impl Signals {
         }
         "Ctrl-C"
     }
-}
-
-/// Tells what happens on standard error: `RUST_LOG` decides what of it, then the settings, and otherwise what an operator needs.
-fn log_to_stderr(log: &Log) {
-    let filter = log.filter.as_deref().unwrap_or("warn,posthaste=info");
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(filter));
-    // What it does not know in a URL it tells with its value, which may be a misspelt password. We refuse such a URL ourselves.
-    let silent = ["sqlx_postgres::options=off", "sqlx_mysql::options=off"];
-    let filter = silent.into_iter().filter_map(|part| part.parse().ok()).fold(filter, EnvFilter::add_directive);
-    // A log that nobody reads any more is no reason not to deliver; to complain of it there would end us.
-    let log_to = tracing_subscriber::fmt().log_internal_errors(false);
-    let log_to = log_to.with_env_filter(filter).with_writer(std::io::stderr);
-    // A second one would be a mistake of ours, and no reason not to deliver.
-    let _ = match log.format {
-        LogFormat::Json => log_to.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init(),
-        LogFormat::Text => log_to.try_init(),
-    };
 }

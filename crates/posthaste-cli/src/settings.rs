@@ -9,7 +9,9 @@ mod route;
 mod secret;
 mod telemetry;
 mod value;
+mod variable;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,13 +29,8 @@ pub(crate) use secret::{hidden, shown};
 pub(crate) use telemetry::Telemetry;
 pub(crate) use value::{Table, Value};
 
-use value::Kind;
-
 /// The file that is read if there is one, unless another is named.
 pub(crate) const FILE: &str = "posthaste.toml";
-
-/// The variable that names another file.
-const FILE_VARIABLE: &str = "POSTHASTE_CONFIG";
 
 /// The tables of the file. Variables are called after these: `POSTHASTE_RELAY_WORKERS`.
 const SECTIONS: [&str; 5] = ["database", "http", "log", "relay", "telemetry"];
@@ -119,22 +116,24 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+impl LogFormat {
+    /// What a variable says of it, for whoever cannot read the settings.
+    pub(crate) fn of_environment() -> Option<Self> {
+        let said = std::env::var("POSTHASTE_LOG_FORMAT").ok()?;
+        <Self as clap::ValueEnum>::from_str(&said, false).ok()
+    }
+}
+
 impl Given {
     /// Reads the file, if there is one, then the variables, then the flags; and what they refer to.
-    pub(crate) fn read(
-        flags: &Flags,
-        more: &[(&'static str, [&'static str; 2], String)],
-        variables: impl IntoIterator<Item = (String, String)>,
-    ) -> Result<Self, Faults> {
-        let variables: Vec<_> = variables.into_iter().collect();
-        let named = variables.iter().find(|(name, _)| name == FILE_VARIABLE).map(|(_, path)| PathBuf::from(path));
-        let (file, mut table) = read_file(flags.config.clone().or(named))?;
-        let mut faults = Vec::new();
-        for (name, text) in variables {
-            if let Err(fault) = set_variable(&mut table, &name, &text) {
-                faults.push(fault);
-            }
-        }
+    pub(crate) fn read(flags: &Flags, more: &[(&'static str, [&'static str; 2], String)]) -> Result<Self, Faults> {
+        let variables = variable::all();
+        let by_variable = variables.iter().find(|(name, _)| name == variable::FILE);
+        let by_variable = by_variable.map(|(name, path)| (PathBuf::from(path), Origin::Variable(name.clone())));
+        let by_flag = flags.config.clone().map(|path| (path, Origin::Flag("--config")));
+        let (file, mut table) = read_file(by_flag.or(by_variable))?;
+        let set = |(name, value): &(String, OsString)| variable::set(&mut table, name, value).err();
+        let mut faults: Vec<Fault> = variables.iter().filter_map(set).collect();
         let more = more.iter().map(|(flag, place, text)| (*flag, *place, text));
         for (flag, [section, key], text) in flags.layer().chain(more) {
             match table.table_mut(section) {
@@ -229,6 +228,12 @@ impl Given {
         }
     }
 
+    /// How what is told looks, as far as that can be seen where something else is wrong.
+    pub(crate) fn log_format(&self) -> LogFormat {
+        let format = self.table.get("log").and_then(Value::as_table).and_then(|log| log.get("format"));
+        format.and_then(|format| format.read("log.format").ok()).unwrap_or_default()
+    }
+
     fn routes(
         &self,
         destinations: &[(&str, &Origin)],
@@ -272,71 +277,19 @@ impl Log {
     }
 }
 
-fn read_file(named: Option<PathBuf>) -> Result<(Option<PathBuf>, Table), Fault> {
-    let path = match named {
+fn read_file(named: Option<(PathBuf, Origin)>) -> Result<(Option<PathBuf>, Table), Fault> {
+    let (path, named_by) = match named {
         // An empty name is that of no file at all.
-        Some(path) if path.as_os_str().is_empty() => return Ok((None, Table::default())),
-        Some(path) => path,
-        None if Path::new(FILE).exists() => PathBuf::from(FILE),
+        Some((path, _)) if path.as_os_str().is_empty() => return Ok((None, Table::default())),
+        Some(named) => named,
+        None if Path::new(FILE).exists() => (PathBuf::from(FILE), Origin::Default),
         None => return Ok((None, Table::default())),
     };
     let shown = path.display().to_string();
     let text = std::fs::read_to_string(&path)
-        .map_err(|error| Fault::new(&Origin::Flag("--config"), "", format!("{shown} cannot be read: {error}")))?;
+        .map_err(|error| Fault::new(&named_by, "", format!("{shown} cannot be read: {error}")))?;
     let table = Table::parse(&shown, &text)?;
     Ok((Some(path), table))
-}
-
-/// Sets what a variable says, if it is one of ours: `POSTHASTE_DATABASE_URL`, `POSTHASTE_DESTINATION_ORDERS_URL`.
-fn set_variable(table: &mut Table, name: &str, text: &str) -> Result<(), Fault> {
-    let Some(rest) = name.strip_prefix("POSTHASTE_") else { return Ok(()) };
-    let rest = rest.to_ascii_lowercase();
-    let origin = Origin::Variable(name.to_owned());
-    if let Some(rest) = rest.strip_prefix("destination_") {
-        return set_of_destination(table, rest, Value::untyped(text, origin));
-    }
-    for section in SECTIONS {
-        if let Some(key) = rest.strip_prefix(section).and_then(|rest| rest.strip_prefix('_')) {
-            return match table.table_mut(section) {
-                Some(values) => {
-                    values.set(key, Value::untyped(text, origin));
-                    Ok(())
-                }
-                None => Err(no_table(table, section)),
-            };
-        }
-    }
-    // Whoever uses the library has variables of that beginning for other things.
-    Ok(())
-}
-
-/// The longest name of a destination that fits is the one that is meant.
-fn set_of_destination(table: &mut Table, rest: &str, value: Value) -> Result<(), Fault> {
-    let destinations = match table.get_mut("destination").map(|value| &mut value.kind) {
-        Some(Kind::Table(destinations)) => Some(destinations),
-        _ => None,
-    };
-    let mut fitting: Option<(usize, String, &mut Table)> = None;
-    for (name, destination) in destinations.into_iter().flat_map(Table::iter_mut) {
-        let plain = name.to_ascii_lowercase().replace('-', "_");
-        let key = rest.strip_prefix(&*plain).and_then(|rest| rest.strip_prefix('_'));
-        if let (Some(key), Kind::Table(settings)) = (key, &mut destination.kind)
-            && fitting.as_ref().is_none_or(|(length, ..)| *length < plain.len())
-        {
-            fitting = Some((plain.len(), key.to_owned(), settings));
-        }
-    }
-    match fitting {
-        Some((_, key, settings)) => {
-            settings.set(&key, value);
-            Ok(())
-        }
-        None => {
-            let message =
-                "no destination of the file is called so; it is POSTHASTE_DESTINATION_, its name, _ and the key";
-            Err(Fault::new(&value.origin, "destination", message))
-        }
-    }
 }
 
 fn no_table(table: &Table, section: &str) -> Fault {

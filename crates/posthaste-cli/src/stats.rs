@@ -32,7 +32,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
-    let given = Given::read(&args.flags, &[], std::env::vars())?;
+    let given = Given::read(&args.flags, &[])?;
     let database = Database::open_existing(&given.database()?).await?;
     let store = database.admin();
     let before = store.counts().await?;

@@ -304,7 +304,7 @@ impl Registry {
 
     /// Whether any listener has such a policy for events that it cannot deliver.
     pub(crate) fn any_dead_policy(&self, wanted: impl Fn(Option<OnDead>) -> bool) -> bool {
-        self.routes.values().flat_map(HashMap::values).any(|listener| wanted(listener.dead_policy()))
+        self.listeners().any(|listener| wanted(listener.dead_policy()))
     }
 
     pub(crate) fn gates(&self) -> Gates {

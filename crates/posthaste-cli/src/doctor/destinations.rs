@@ -43,10 +43,19 @@ pub(super) async fn look(settings: &Settings, found: &mut Findings) {
     }
 }
 
-/// Whether lines could be written there. It is not made, and nothing is written.
 fn look_at_file(check: &str, path: &Path, found: &mut Findings) {
-    let shown = path.display();
-    let looked = match fs::metadata(path) {
+    match can_be_written(path) {
+        Ok(what) => found.fine(check, what),
+        Err(error) => {
+            let what = format!("{} cannot be written to: {error}", path.display());
+            found.problem(check, what, "make its directory, or let this user write there");
+        }
+    }
+}
+
+/// Whether lines could be written there, and what is there. It is not made, and nothing is written.
+pub(crate) fn can_be_written(path: &Path) -> io::Result<&'static str> {
+    match fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(io::Error::from(ErrorKind::IsADirectory)),
         // To open one waits for its reader, and lets go a reader that waits.
         Ok(there) if is_pipe(&there) => {
@@ -58,13 +67,6 @@ fn look_at_file(check: &str, path: &Path, found: &mut Findings) {
             may_make_files(directory).map(|()| "it is not there yet; a relay may make it")
         }
         Err(error) => Err(error),
-    };
-    match looked {
-        Ok(what) => found.fine(check, what),
-        Err(error) => {
-            let what = format!("{shown} cannot be written to: {error}");
-            found.problem(check, what, "make its directory, or let this user write there");
-        }
     }
 }
 
@@ -149,6 +151,7 @@ async fn look_at_broker(check: &str, destination: &Destination, found: &mut Find
             }
             Ok(Ok(Some(concerns))) => {
                 for Concern { what, fix, is_mistake, .. } in concerns {
+                    let (what, fix) = (destination.told(what), destination.told(fix));
                     match is_mistake {
                         true => found.warning(check, what, fix),
                         false => found.note(check, what, fix),
@@ -156,7 +159,8 @@ async fn look_at_broker(check: &str, destination: &Destination, found: &mut Find
                 }
             }
             Ok(Err(error)) => {
-                let what = format!("it can be reached, but does not say how durable it is: {}", crate::text_of(&error));
+                let error = destination.told(crate::text_of(&error));
+                let what = format!("it can be reached, but does not say how durable it is: {error}");
                 found.note(check, what, "let this user ask, or look at its own settings");
             }
             Err(_) => found.note(check, "it can be reached, but did not say how durable it is", "try again"),

@@ -14,6 +14,9 @@ const DEAD_ROWS: i64 = 10_000;
 /// What a slot that nobody reads may hold before it is more than a warning.
 const HELD_LOG: i64 = 1 << 30;
 
+/// How many transactions a standby may keep dead rows for before it is told.
+const HELD_TRANSACTIONS: i32 = 100_000;
+
 /// How large an index and a table may be whatever is in them.
 const SMALL_INDEX: i64 = 64 << 20;
 const SMALL_TABLE: i64 = 256 << 20;
@@ -376,14 +379,26 @@ async fn look_at_transactions(
     Ok(())
 }
 
-/// Slots that nobody reads keep the log, and some of them dead rows.
+/// Slots that nobody reads keep the log, and some of them dead rows; so do those whose reader is far behind.
 async fn look_at_slots(connection: &mut PgConnection, found: &mut Findings) -> Result<(), sqlx::Error> {
     let rows = sqlx::query(
-        "SELECT slot_name::text, slot_type, coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint \
-         FROM pg_replication_slots WHERE NOT active AND restart_lsn IS NOT NULL",
+        "SELECT slot_name::text, slot_type, coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint, active \
+         FROM pg_replication_slots WHERE restart_lsn IS NOT NULL",
     );
     for row in rows.fetch_all(&mut *connection).await? {
-        let (slot, kind, held): (String, String, i64) = (row.get(0), row.get(1), row.get(2));
+        let (slot, kind, held, is_read): (String, String, i64, bool) = (row.get(0), row.get(1), row.get(2), row.get(3));
+        if is_read {
+            if held > HELD_LOG {
+                let what =
+                    format!("the reader of the {kind} replication slot {slot} is {} MiB of the log behind", held >> 20);
+                found.warning(
+                    "slots",
+                    what,
+                    "see why it is slow, or stop it and drop its slot; and set max_slot_wal_keep_size",
+                );
+            }
+            continue;
+        }
         let what = format!(
             "nobody reads the {kind} replication slot {slot}, which keeps {} MiB of the log, and more each day",
             held >> 20
@@ -397,7 +412,19 @@ async fn look_at_slots(connection: &mut PgConnection, found: &mut Findings) -> R
             false => found.warning("slots", what, fix),
         }
     }
-    found.fine_unless_found("slots", "there is no replication slot that nobody reads");
+    found.fine_unless_found("slots", "there is no replication slot that nobody reads, or whose reader is far behind");
+    // Those with hot_standby_feedback say which rows their own questions still need.
+    let standbys = sqlx::query_as::<_, (i32, String, i64)>(
+        "SELECT pid, coalesce(application_name, ''), age(backend_xmin)::bigint FROM pg_stat_replication \
+         WHERE backend_xmin IS NOT NULL AND age(backend_xmin) > $1 ORDER BY 3 DESC",
+    );
+    for (pid, name, held) in standbys.bind(HELD_TRANSACTIONS).fetch_all(connection).await? {
+        let what = format!(
+            "the standby {name:?} (PID {pid}) keeps the dead rows of the last {held} transactions, for a question of its own"
+        );
+        let fix = "end the long question there, or set hot_standby_feedback = off on that standby";
+        found.warning("standbys", what, fix);
+    }
     Ok(())
 }
 

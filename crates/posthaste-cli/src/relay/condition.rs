@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use metrics::gauge;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout};
 
 use crate::database::Database;
@@ -23,6 +23,8 @@ pub(super) struct Condition {
     database: OnceLock<Database>,
     /// What the database said last, and when.
     answered: Mutex<Option<(Instant, Result<(), String>)>>,
+    /// Told whenever somebody asks for metrics.
+    asked: Notify,
 }
 
 /// How far it is.
@@ -52,6 +54,16 @@ impl Condition {
     pub(super) fn has(&self, database: &Database) {
         // There is one at most.
         let _ = self.database.set(database.clone());
+    }
+
+    /// Somebody has asked for metrics.
+    pub(super) fn asked_for_metrics(&self) {
+        self.asked.notify_one();
+    }
+
+    /// Waits until somebody asks for metrics, unless somebody has.
+    pub(super) async fn until_asked(&self) {
+        self.asked.notified().await;
     }
 
     /// Whether it delivers; if not, why.

@@ -2,21 +2,22 @@
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use posthaste::event::EventId;
-use posthaste::poller::{ClaimHandler, Poller};
+use posthaste::poller::{ClaimHandler, Polled, Poller, Source};
 use posthaste::store::{
     Action, BoxFuture, Claim, Claimed, Cursor, Error, Filter, Key, Lease, Page, RelayStore, Settled, Settlement, Store,
 };
 use posthaste::{Closed, Dispatcher, Event, Outbox, Registry};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::obstacle::{Obstacle, Obstacles, PUT_OFF};
-use super::{Signals, until_second};
+use super::{Ended, Signals, start, until_second};
 use crate::database::Database;
 use crate::exit::{Failed, Status};
 
@@ -35,40 +36,49 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// A relay that delivers what is due, and ends.
 pub(super) struct Once<'a> {
     pub(super) obstacles: Obstacles<'a>,
-    /// How long a destination that is away is waited for.
+    /// How long destinations that are away are waited for.
     pub(super) wait: Duration,
+    /// How long the database is, once it goes away.
+    pub(super) patience: Duration,
     pub(super) database: &'a Database,
 }
 
 impl Once<'_> {
-    /// Delivers what is due, and what will be in a moment. Says whether something is left that is paused, or whose destination is
-    /// away.
+    /// Delivers what is due, and what will be in a moment.
     pub(super) async fn drain(
         &self,
         store: Arc<dyn RelayStore>,
         registry: Registry,
         signals: &mut Signals,
-    ) -> Result<(Closed, bool), Failed> {
-        let store = Arc::new(Watched::new(store));
+    ) -> Result<Ended, Failed> {
         let could_not = |error| Failed::new(Status::CouldNotRun, error);
-        let (relay, options): (Arc<dyn RelayStore>, _) = (store.clone(), &self.obstacles.settings.relay);
-        let dispatcher = Dispatcher::builder(Arc::clone(&relay), registry).options(options.clone());
+        let (store, options) = (Arc::new(Watched::new(store)), &self.obstacles.settings.relay);
+        let dispatcher = Dispatcher::builder(Arc::clone(&store) as Arc<_>, registry).options(options.clone());
         let dispatcher = dispatcher.start().map_err(could_not)?;
-        let poller = Poller::builder(relay, Arc::clone(&dispatcher) as Arc<_>).options(options.clone());
-        let poller = poller.build().map_err(could_not)?;
-        let is_over = tokio::select! {
-            claimed = self.until_nothing_is_due(&store, &poller, &dispatcher) => {
-                info!(claimed, "nothing more is to be done");
-                true
-            }
+        let claims = Arc::new(Claims::new(Arc::clone(&store)));
+        let poller = Poller::builder(Arc::clone(&claims) as Arc<_>, Arc::clone(&dispatcher) as Arc<_>);
+        let poller = poller.options(options.clone()).build().map_err(could_not)?;
+        let mut polls = Polls { poller: &poller, under_way: JoinSet::new() };
+        let drained = tokio::select! {
+            drained = self.until_nothing_is_due(&store, &claims, &mut polls, &dispatcher) => Some(drained),
             signal = signals.next() => {
                 info!(signal, in_hand = dispatcher.in_flight(), "ending");
-                false
+                None
             }
         };
-        let closed = until_second(signals, dispatcher.close(), || dispatcher.close_now()).await;
-        // Whoever is told to end leaves what he is told to.
-        Ok((closed, is_over && self.obstacles.tell_of_left(self.database).await?))
+        if let Some(Ok(())) = drained {
+            info!(claimed = claims.claimed.load(Ordering::Acquire), "nothing more is to be done");
+        }
+        // What was given back before has come again since.
+        claims.released.store(0, Ordering::Release);
+        // What a claim under way still takes is given back.
+        poller.stop();
+        let in_order = async { tokio::join!(dispatcher.close(), polls.end(options.shutdown_deadline)).0 };
+        let mut closed = until_second(signals, in_order, || dispatcher.close_now()).await;
+        closed.released += claims.released.load(Ordering::Acquire);
+        closed.abandoned += claims.abandoned.load(Ordering::Acquire);
+        let is_claiming = polls.is_any_under_way();
+        Ok(Ended { is_claiming, ..self.ended(closed, drained).await })
     }
 
     /// The same in order: rows are owned by lanes, so nothing is claimed. It is over when nothing is in hand, and everything that is
@@ -78,50 +88,74 @@ impl Once<'_> {
         store: S,
         registry: Registry,
         signals: &mut Signals,
-    ) -> Result<(Closed, bool), Failed> {
-        let outbox = super::outbox(store, registry, self.obstacles.settings).start().await;
-        let outbox = outbox.map_err(|error| Failed::new(Status::CouldNotRun, error))?;
-        let is_over = tokio::select! {
-            () = self.until_nothing_can_go_on(&outbox) => {
-                info!("nothing more is to be done");
-                true
-            }
+    ) -> Result<Ended, Failed> {
+        let build = || super::outbox(store.clone(), registry.clone(), self.obstacles.settings);
+        let outbox = start::outbox(build, Some(self.patience), signals).await?;
+        let Some(outbox) = outbox else { return Ok(Ended::default()) };
+        let drained = tokio::select! {
+            drained = self.until_nothing_can_go_on(&outbox) => Some(drained),
             signal = signals.next() => {
                 info!(signal, in_hand = outbox.in_flight(), "ending");
-                false
+                None
             }
         };
+        if let Some(Ok(())) = drained {
+            info!("nothing more is to be done");
+        }
         let closed = until_second(signals, outbox.shutdown(), || outbox.shutdown_now()).await;
-        Ok((closed, is_over && self.obstacles.tell_of_left(self.database).await?))
+        Ok(self.ended(closed, drained).await)
     }
 
-    /// Claims until there is nothing to claim and nothing in hand, or nothing that could be delivered. Says how many rows were
-    /// claimed.
-    async fn until_nothing_is_due(&self, store: &Watched, poller: &Poller, dispatcher: &Arc<Dispatcher>) -> usize {
-        let (mut claimed, mut away) = (0, Away::default());
+    /// What became of it. Whoever is told to end leaves what he is told to.
+    async fn ended(&self, closed: Closed, drained: Option<Result<(), Failed>>) -> Ended {
+        let (is_left, failed) = match drained {
+            None => (false, None),
+            Some(Err(failed)) => (false, Some(failed)),
+            Some(Ok(())) => {
+                let left = self.obstacles.tell_of_left(self.database).await.unwrap_or_else(|failed| {
+                    let error = crate::text(&failed.error);
+                    warn!(error, "what is paused, or away, may be left: the database cannot be asked");
+                    true
+                });
+                (left, None)
+            }
+        };
+        Ended { closed, is_left, failed, ..Ended::default() }
+    }
+
+    /// Claims until there is nothing to claim and nothing in hand, or nothing that could be delivered.
+    async fn until_nothing_is_due(
+        &self,
+        store: &Watched,
+        claims: &Claims,
+        polls: &mut Polls<'_>,
+        dispatcher: &Arc<Dispatcher>,
+    ) -> Result<(), Failed> {
+        let (mut away, mut lost) = (Away::default(), Away::default());
         let half = self.obstacles.settings.relay.cold_queue.div_ceil(2).max(1);
         loop {
             let idle = dispatcher.in_flight() == 0;
             let left = self.wait.saturating_sub(away.so_far(self.obstacles.is_any_away()));
             if idle && self.goes_in_circles(store, left) {
-                return claimed;
+                return Ok(());
             }
-            let polled = match poller.poll(dispatcher.capacity().max(1)).await {
+            let polled = match polls.next(dispatcher.capacity().max(1)).await {
                 Ok(polled) => polled,
+                Err(error) if lost.so_far(true) >= self.patience => return Err(error.into()),
                 Err(error) => {
                     warn!(error = crate::text_of(&error), "the database could not be asked; trying again");
                     sleep(PAUSE).await;
                     continue;
                 }
             };
-            claimed += polled.claimed;
+            lost = Away::default();
             if polled.no_room {
                 tokio::select! {
                     _ = timeout(LOOK_AGAIN, dispatcher.room_for(half)) => {}
                     // It is not the queue that is full: every route is paused, or its destination is away.
                     () = nothing_in_hand(dispatcher) => {
                         if self.obstacles.is_all_paused() || timeout(left, dispatcher.room_for(1)).await.is_err() {
-                            return claimed;
+                            return Ok(());
                         }
                     }
                 }
@@ -133,11 +167,11 @@ impl Once<'_> {
             } else if !idle {
                 nothing_in_hand(dispatcher).await;
             } else {
-                match store.next_in() {
+                match claims.next_in() {
                     Some(next_in) if next_in <= PATIENCE => sleep(next_in.max(LOOK)).await,
                     // It may be put off because its destination is away, and that may be back.
                     Some(next_in) if self.obstacles.is_any_away() && next_in <= left => sleep(next_in).await,
-                    _ => return claimed,
+                    _ => return Ok(()),
                 }
             }
         }
@@ -150,24 +184,26 @@ impl Once<'_> {
         is_in_the_way && !is_waited_for && store.without_news() > 2 * PATIENCE
     }
 
-    async fn until_nothing_can_go_on<S: Store>(&self, outbox: &Outbox<S>) {
-        let mut away = Away::default();
+    async fn until_nothing_can_go_on<S: Store>(&self, outbox: &Outbox<S>) -> Result<(), Failed> {
+        let (mut away, mut lost) = (Away::default(), Away::default());
         loop {
             while outbox.in_flight() > 0 {
                 sleep(LOOK).await;
             }
             match self.outlook().await {
                 // What is in hand by now was seen as pending.
-                Ok(Outlook::Over) if outbox.in_flight() == 0 => return,
-                Ok(Outlook::Away) if away.so_far(true) >= self.wait && outbox.in_flight() == 0 => return,
+                Ok(Outlook::Over) if outbox.in_flight() == 0 => return Ok(()),
+                Ok(Outlook::Away) if away.so_far(true) >= self.wait && outbox.in_flight() == 0 => return Ok(()),
                 Ok(outlook) => {
+                    lost = Away::default();
                     if outlook == Outlook::GoesOn {
                         away = Away::default();
                     }
                     sleep(LOOK_AGAIN).await;
                 }
-                Err(error) => {
-                    warn!(error = crate::text(&error.error), "the database could not be asked; trying again");
+                Err(failed) if lost.so_far(true) >= self.patience => return Err(failed),
+                Err(failed) => {
+                    warn!(error = crate::text(&failed.error), "the database could not be asked; trying again");
                     sleep(PAUSE).await;
                 }
             }
@@ -244,13 +280,93 @@ async fn nothing_in_hand(dispatcher: &Dispatcher) {
     }
 }
 
+/// Polls, each of which goes on when nobody waits for it any more: what was claimed would be in nobody's hands.
+struct Polls<'a> {
+    poller: &'a Poller,
+    /// One at most.
+    under_way: JoinSet<Result<Polled, Error>>,
+}
+
+impl Polls<'_> {
+    async fn next(&mut self, limit: usize) -> Result<Polled, Error> {
+        let poller = self.poller.clone();
+        self.under_way.spawn(async move { poller.poll(limit).await });
+        let polled = self.under_way.join_next().await.expect("it was just begun");
+        polled.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    }
+
+    /// Waits for the one that is under way, within a limit.
+    async fn end(&mut self, deadline: Duration) {
+        let _ = timeout(deadline, self.under_way.join_next()).await;
+    }
+
+    fn is_any_under_way(&mut self) -> bool {
+        while self.under_way.try_join_next().is_some() {}
+        !self.under_way.is_empty()
+    }
+}
+
 const NEVER: u64 = u64::MAX;
 
-/// A store that remembers when its last claim said that the next row is due, and when something last happened to a row.
-struct Watched {
-    inner: Arc<dyn RelayStore>,
+/// What the poller has of the store. It remembers when the last claim said that the next row is due, and what became of rows that were
+/// claimed and not wanted any more.
+struct Claims {
+    store: Arc<Watched>,
     /// In microseconds.
     next_in: AtomicU64,
+    claimed: AtomicUsize,
+    released: AtomicUsize,
+    abandoned: AtomicUsize,
+}
+
+impl Claims {
+    fn new(store: Arc<Watched>) -> Self {
+        let [claimed, released, abandoned] = [0; 3].map(AtomicUsize::new);
+        Self { store, next_in: AtomicU64::new(NEVER), claimed, released, abandoned }
+    }
+
+    fn next_in(&self) -> Option<Duration> {
+        match self.next_in.load(Ordering::Acquire) {
+            NEVER => None,
+            micros => Some(Duration::from_micros(micros)),
+        }
+    }
+}
+
+impl RelayStore for Claims {
+    fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
+        Box::pin(async move {
+            let claimed = self.store.claim(claim).await?;
+            let micros = claimed.next_in.map_or(NEVER, |next_in| u64::try_from(next_in.as_micros()).unwrap_or(NEVER));
+            self.next_in.store(micros, Ordering::Release);
+            self.claimed.fetch_add(claimed.rows.len() + claimed.malformed.len(), Ordering::AcqRel);
+            Ok(claimed)
+        })
+    }
+
+    fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
+        Box::pin(async move {
+            let settled = self.store.settle(settlements).await;
+            let given_back =
+                settlements.iter().filter(|settlement| matches!(settlement.action, Action::Release)).count();
+            let counter = if settled.is_ok() { &self.released } else { &self.abandoned };
+            counter.fetch_add(given_back, Ordering::AcqRel);
+            settled
+        })
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, Error>> {
+        self.store.renew(leases)
+    }
+
+    fn release_all(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        self.store.release_all()
+    }
+}
+
+/// A store that remembers when something last happened to a row.
+struct Watched {
+    inner: Arc<dyn RelayStore>,
     /// When a row was last settled in another way than to be put off once more.
     news_at: Mutex<Instant>,
     /// Which rows were put off, by a hash of their ids: there may be very many.
@@ -260,8 +376,7 @@ struct Watched {
 
 impl Watched {
     fn new(inner: Arc<dyn RelayStore>) -> Self {
-        let (next_in, news_at) = (AtomicU64::new(NEVER), Mutex::new(Instant::now()));
-        Self { inner, next_in, news_at, put_off: Mutex::default(), hasher: RandomState::new() }
+        Self { inner, news_at: Mutex::new(Instant::now()), put_off: Mutex::default(), hasher: RandomState::new() }
     }
 
     /// For how long nothing happened but that rows were put off once more.
@@ -280,23 +395,11 @@ impl Watched {
             *self.news_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         }
     }
-
-    fn next_in(&self) -> Option<Duration> {
-        match self.next_in.load(Ordering::Acquire) {
-            NEVER => None,
-            micros => Some(Duration::from_micros(micros)),
-        }
-    }
 }
 
 impl RelayStore for Watched {
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
-        Box::pin(async move {
-            let claimed = self.inner.claim(claim).await?;
-            let micros = claimed.next_in.map_or(NEVER, |next_in| u64::try_from(next_in.as_micros()).unwrap_or(NEVER));
-            self.next_in.store(micros, Ordering::Release);
-            Ok(claimed)
-        })
+        self.inner.claim(claim)
     }
 
     fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {

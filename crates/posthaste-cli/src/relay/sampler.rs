@@ -6,7 +6,7 @@ use std::time::Duration;
 use metrics::gauge;
 use posthaste::store::{self, Counts, Filter, Page};
 use posthaste::{Status, Timestamp};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::condition::Condition;
@@ -15,9 +15,16 @@ use crate::database::Database;
 /// To read the table is work for the database. At most this part of the time is spent on it.
 const SHARE: u32 = 10;
 
+/// How long a relay that has just started delivers before it reads the table, unless somebody wants to know.
+const FIRST: Duration = Duration::from_secs(5);
+
 /// Reads the table, again and again, for as long as it is let.
 pub(super) async fn sample(database: Database, condition: Arc<Condition>, interval: Duration) {
     let mut is_told = false;
+    tell_of_process();
+    let _ = condition.ready().await;
+    // To count a large table takes long, and there is a backlog to deliver.
+    let _ = timeout(interval.min(FIRST), condition.until_asked()).await;
     loop {
         let begun = Instant::now();
         tell_of_process();

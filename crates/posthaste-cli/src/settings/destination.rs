@@ -87,8 +87,12 @@ pub(super) fn names(given: Option<&Value>) -> Vec<(&str, &Origin)> {
 impl Destination {
     /// What is wrong with it, in words that may have an address in them, which may be a secret.
     pub(crate) fn fault(&self, message: String) -> Fault {
-        let message = self.secrets.iter().fold(message, |message, secret| without(message, secret));
-        Fault::new(&self.origin, format!("destination.{}", self.name), message)
+        Fault::new(&self.origin, format!("destination.{}", self.name), self.told(message))
+    }
+
+    /// What was said at its other end, or of it, as it may be told: whatever comes from there goes through this.
+    pub(crate) fn told(&self, message: String) -> String {
+        self.secrets.iter().fold(message, |message, secret| without(message, secret))
     }
 
     fn stdout() -> Self {

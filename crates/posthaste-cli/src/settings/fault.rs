@@ -89,6 +89,19 @@ impl Fault {
         self
     }
 
+    /// The same with what to do, if a variable has a name that would be that of something in a table.
+    pub(super) fn advised_for(mut self, key: &str) -> Self {
+        let is_expected = |part: &&str| self.message.contains(&format!("`{part}`"));
+        let mut tables = key.rmatch_indices('_').map(|(at, _)| &key[..at]);
+        if matches!(self.origin, Some(Origin::Variable(_)))
+            && self.is_of_unknown()
+            && let Some(table) = tables.find(is_expected)
+        {
+            self.message += &format!("; a variable for what is in `{table}` needs that table in the file");
+        }
+        self
+    }
+
     /// The same without a text that is nobody's business.
     pub(super) fn without(mut self, secret: &str) -> Self {
         self.message = without(self.message, secret);

@@ -313,8 +313,12 @@ impl<'de> Deserializer<'de> for Reader<'_> {
     ) -> Result<V::Value, Fault> {
         match self.0.text() {
             Some(text) => {
-                let text: StrDeserializer<'_, Fault> = text.into_deserializer();
-                text.deserialize_enum(name, variants, visitor)
+                let reader: StrDeserializer<'_, Fault> = text.into_deserializer();
+                let read = reader.deserialize_enum(name, variants, visitor);
+                // What is not among the variants is told.
+                read.map_err(
+                    |fault| if matches!(self.0.kind, Kind::Secret { .. }) { fault.without(text) } else { fault },
+                )
             }
             None => self.deserialize_any(visitor),
         }
@@ -354,7 +358,7 @@ impl<'de> MapAccess<'de> for Entries<'_> {
         let Some((key, (origin, value))) = self.entries.next() else { return Ok(None) };
         self.current = Some((key, value));
         let name: StrDeserializer<'_, Fault> = key.as_str().into_deserializer();
-        seed.deserialize(name).map(Some).map_err(|fault| fault.within(key, origin))
+        seed.deserialize(name).map(Some).map_err(|fault| fault.within(key, origin).advised_for(key))
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Fault> {
@@ -381,5 +385,27 @@ impl fmt::Display for Value {
                 write!(f, "{{ {} }}", entries.join(", "))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Mechanism {
+        Plain,
+    }
+
+    #[test]
+    fn a_secret_in_place_of_one_of_a_few_names_is_not_told() {
+        let secret = |text: &str| Value {
+            origin: Origin::Default,
+            kind: Kind::Secret { text: text.to_owned(), reference: "env:KAFKA_PASSWORD".to_owned() },
+        };
+        let fault = secret("hunter2").read::<Mechanism>("sasl.mechanism").unwrap_err().to_string();
+        assert!(fault.contains("sasl.mechanism: ") && fault.contains("plain") && !fault.contains("hunter2"), "{fault}");
+        assert!(matches!(secret("plain").read("sasl.mechanism"), Ok(Mechanism::Plain)));
     }
 }

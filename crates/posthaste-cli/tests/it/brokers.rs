@@ -344,3 +344,38 @@ fn through_a_restart_of_its_broker_the_state_of_a_breaker_is_in_the_metrics() {
         assert_eq!(ids, (0..15).map(|order| format!("id-{order}")).collect(), "{name}");
     }
 }
+
+/// What clients log in with is in their own logs, for whoever asks for everything.
+#[test]
+fn no_log_has_the_password_of_a_broker() {
+    const PASSWORD: &str = "hunter2-and-a-half";
+    let bytes: Vec<String> = PASSWORD.bytes().map(|byte| byte.to_string()).collect();
+    let beside = "user = \"guest\"\npassword = \"env:PASSWORD\"\n";
+    let brokers = [
+        ("rabbitmq", "POSTHASTE_TEST_RABBITMQ_URL", format!("guest:{PASSWORD}@"), ""),
+        ("nats", "POSTHASTE_TEST_NATS_URL", String::new(), beside),
+        ("redis", "POSTHASTE_TEST_REDIS_URL", format!(":{PASSWORD}@"), ""),
+        ("mqtt", "POSTHASTE_TEST_MOSQUITTO_URL", String::new(), beside),
+    ];
+    for (kind, url, user, more) in brokers {
+        let url = variable(url);
+        let (scheme, rest) = url.split_once("://").unwrap();
+        let host = rest.rsplit('@').next().unwrap();
+        let here = Place::with(&format!(
+            "[destination.bus]\ntype = \"{kind}\"\nurl = \"env:BROKER\"\nto = \"no-such-place\"\nconnect_timeout = \"5s\"\n{more}"
+        ))
+        .variable("BROKER", &format!("{scheme}://{user}{host}"))
+        .variable("PASSWORD", PASSWORD)
+        // Also for whoever asks for the very module.
+        .variable("RUST_LOG", "trace,lapin::io_loop=trace,async_nats::connection=trace");
+        here.ok(&["migrate", "up"]);
+        // Some refuse it, and some do not ask for one.
+        for command in [&["relay", "--once", "--wait", "0s"][..], &["doctor"]] {
+            let output = here.run(command);
+            let said = format!("{}{}", stdout(&output), stderr(&output));
+            assert!(said.contains("DEBUG"), "{kind} {command:?}: {said}");
+            assert!(!said.contains(PASSWORD), "{kind} {command:?}: {said}");
+            assert!(!said.contains(&bytes[..6].join(", ")), "{kind} {command:?}: {said}");
+        }
+    }
+}

@@ -368,8 +368,114 @@ fn wrong_variables_and_flags_are_named() {
     assert!(error.contains("flag --database-url: database.url: a secret does not stand here"), "{error}");
     assert!(!error.contains("hunter2"), "{error}");
     assert!(here.fails(3, &["config", "check", "--config", "no.toml"]).contains("no.toml cannot be read"));
+    let error = Place::new().variable("POSTHASTE_CONFIG", "no.toml").fails(3, &["config", "check"]);
+    assert!(error.contains("variable POSTHASTE_CONFIG: no.toml cannot be read"), "{error}");
     // What belongs to others is left alone.
     Place::new().variable("POSTHASTE_TEST_SERVERS", "/x").ok(&["config", "check"]);
+}
+
+/// Otherwise a relay would make a database of its own, and deliver nothing from it.
+#[test]
+fn a_misspelt_variable_is_refused_with_the_one_that_is_meant() {
+    let here = Place::new().variable("POSTHASTE_DATABSE_URL", "postgres://shop:hunter2@db/shop");
+    for command in
+        [&["relay", "--once"][..], &["relay"], &["config", "check"], &["events", "write", "--type", "A", "{}"]]
+    {
+        let error = here.fails(3, command);
+        assert!(error.contains("variable POSTHASTE_DATABSE_URL: "), "{command:?}: {error}");
+        assert!(error.contains("POSTHASTE_DATABASE_URL") && !error.contains("hunter2"), "{command:?}: {error}");
+    }
+    assert!(!here.path("posthaste.db").exists());
+    let here = Place::new().variable("POSTHASTE_RELY_WORKERS", "8");
+    assert!(here.fails(3, &["relay", "--once"]).contains("POSTHASTE_RELAY_WORKERS"));
+    // Whoever looks after events does not need the settings of relays.
+    here.ok(&["events", "write", "--type", "A", "{}"]);
+}
+
+#[test]
+fn what_is_in_a_table_has_a_variable_where_the_table_is_in_the_file() {
+    let settings = "[telemetry]\notlp = \"http://127.0.0.1:4318\"\nheaders = { X-Api-Key = \"env:NO_SUCH_KEY\" }\n";
+    let here = Place::with(settings).variable("POSTHASTE_TELEMETRY_HEADERS_X_API_KEY", "hunter2");
+    if cfg!(feature = "otlp") {
+        let printed = here.ok(&["config", "print"]);
+        assert!(printed.contains("X-Api-Key") && !printed.contains("hunter2"), "{printed}");
+    }
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn the_password_of_a_login_has_a_variable_where_the_login_is_in_the_file() {
+    let kafka = "[destination.bus]\ntype = \"kafka\"\nbrokers = \"a\"\nto = \"a\"\n";
+    let login = format!("{kafka}sasl = {{ mechanism = \"PLAIN\", username = \"shop\" }}\n");
+    let set = |place: Place| place.variable("POSTHASTE_DESTINATION_BUS_SASL_PASSWORD", "hunter2");
+    let printed = set(Place::with(&login)).ok(&["config", "print"]);
+    assert!(printed.contains("password = \"…\"") && !printed.contains("hunter2"), "{printed}");
+    let error = set(Place::with(kafka)).fails(3, &["config", "check"]);
+    assert!(error.contains("a variable for what is in `sasl` needs that table in the file"), "{error}");
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn a_secret_where_one_of_a_few_names_belongs_is_not_told() {
+    let here = Place::with(
+        "[destination.bus]\ntype = \"kafka\"\nbrokers = \"a\"\nto = \"a\"\n\
+         sasl = { mechanism = \"env:KAFKA_PASSWORD\", username = \"shop\", password = \"env:KAFKA_PASSWORD\" }\n",
+    )
+    .variable("KAFKA_PASSWORD", "hunter2");
+    for command in [&["config", "check"][..], &["relay", "--once"], &["doctor"]] {
+        let error = here.fails(3, command);
+        assert!(error.contains("sasl.mechanism: unknown variant") && !error.contains("hunter2"), "{error}");
+    }
+}
+
+/// Of a program that others start with whatever is in their environment.
+#[cfg(unix)]
+#[test]
+fn variables_that_are_no_text_are_told_where_they_are_ours_and_otherwise_let_be() {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    let here = Place::new();
+    for command in
+        [&["events", "write", "--type", "A", "{}"][..], &["stats"], &["config", "check"], &["relay", "--once"]]
+    {
+        let output = here.run_with("LATIN_1", bytes, command);
+        assert_eq!(output.status.code(), Some(0), "{command:?}: {}", stderr(&output));
+        let output = here.run_with("POSTHASTE_DATABASE_TABLE", bytes, command);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(3), "{command:?}: {said}");
+        assert!(said.contains("variable POSTHASTE_DATABASE_TABLE: database.table: its value is no text"), "{said}");
+    }
+}
+
+/// What a relay would be refused for is told before.
+#[test]
+fn a_file_that_cannot_be_written_to_is_found_without_making_it() {
+    let here = Place::with("[destination.x]\ntype = \"file\"\npath = \"no/such/directory/x\"\n");
+    let error = here.fails(3, &["config", "check"]);
+    assert!(
+        error.contains("posthaste.toml:1:14: destination.x: ") && error.contains("cannot be written to"),
+        "{error}"
+    );
+    let here = Place::with("[destination.x]\ntype = \"file\"\npath = \"x\"\n");
+    here.ok(&["config", "check"]);
+    assert!(!here.path("x").exists());
+}
+
+/// Whoever reads the log by a program finds the reason for the end in it.
+#[test]
+fn the_error_that_ends_a_relay_is_a_line_of_its_log() {
+    for (here, arguments, status) in [
+        (Place::with("[relay]\nworker = 4\n"), &["relay", "--log-format", "json"][..], 3),
+        (Place::with("[relay]\nworker = 4\n[log]\nformat = \"json\"\n"), &["relay"], 3),
+        (Place::with("no TOML").variable("POSTHASTE_LOG_FORMAT", "json"), &["relay"], 3),
+        (Place::new(), &["relay", "--once", "--log-format", "json", "--database-url", "sqlite:shop.db"], 5),
+    ] {
+        let said = here.fails(status, arguments);
+        let last: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+        assert_eq!((&last["level"], &last["exit_status"]), (&"ERROR".into(), &status.into()), "{said}");
+        assert!(last["message"].as_str().is_some_and(|message| !message.is_empty()), "{said}");
+        assert!(said.lines().all(|line| line.starts_with('{')), "{said}");
+    }
 }
 
 #[test]

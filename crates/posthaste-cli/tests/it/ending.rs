@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::place::{Place, silent, until};
 use crate::receiver::Receiver;
 use crate::relay::{lines, postgres, was_in_time};
+use sqlx::{Connection, PgConnection};
 
 fn write(here: &Place, id: &str, event_type: &str) {
     here.ok(&["events", "write", "--id", id, "--type", event_type, "{}"]);
@@ -123,4 +124,91 @@ async fn the_end_of_a_relay_leaves_what_another_of_its_name_has_alone() {
     assert_eq!((lease()["attempts"].clone(), receiver.of("/slow").len()), (0.into(), 1), "once");
     first.terminate();
     assert_eq!(first.end().0, Some(0));
+}
+
+/// Somebody who keeps others from changing the table, as an operator at work might. Reading goes on.
+struct Lock(PgConnection);
+
+impl Lock {
+    async fn take(url: &str) -> Self {
+        let mut connection = PgConnection::connect(url).await.unwrap();
+        sqlx::raw_sql("BEGIN; LOCK TABLE outbox_event IN SHARE MODE").execute(&mut connection).await.unwrap();
+        Self(connection)
+    }
+
+    /// Waits until a claim waits for him.
+    async fn is_waited_for(&mut self) {
+        let waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox_event'::regclass AND NOT granted";
+        let started = Instant::now();
+        while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut self.0).await.unwrap() == 0 {
+            assert!(started.elapsed() < Duration::from_secs(60), "nobody claims");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn release(mut self) {
+        sqlx::raw_sql("COMMIT").execute(&mut self.0).await.unwrap();
+    }
+}
+
+async fn with_three_events(settings: &str) -> (Place, String) {
+    let url = postgres().await;
+    let here = Place::with(settings).variable("POSTHASTE_DATABASE_URL", &url);
+    here.ok(&["migrate", "up"]);
+    for id in ["e1", "e2", "e3"] {
+        write(&here, id, "OrderPlaced");
+    }
+    (here, url)
+}
+
+#[tokio::test]
+async fn once_gives_back_what_a_claim_takes_that_was_under_way_at_the_signal() {
+    let (here, url) = with_three_events("[relay]\nshutdown_deadline = \"60s\"\n").await;
+    let mut lock = Lock::take(&url).await;
+    let mut relay = here.start(&["relay", "--once", "--log-format", "json"]);
+    lock.is_waited_for().await;
+    relay.terminate();
+    relay.says("\"ending\"");
+    lock.release().await;
+    let (status, printed, said) = relay.end();
+    assert_eq!((status, &*printed), (Some(0), ""), "{said}");
+    let (_, ended) = told(&said, "ending");
+    assert_eq!((&ended["released"], &ended["abandoned"]), (&3.into(), &0.into()), "{said}");
+    for id in ["e1", "e2", "e3"] {
+        let row = show(&here, id);
+        assert_eq!((&row["status"], &row["leased_by"]), (&"NEW".into(), &Value::Null), "{row}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn once_says_that_a_claim_is_left_behind_and_does_not_wait_for_it_for_ever() {
+    let (here, url) = with_three_events("[relay]\nshutdown_deadline = \"300ms\"\n").await;
+    let mut lock = Lock::take(&url).await;
+    let mut relay = here.start(&["relay", "--once", "--log-format", "json"]);
+    lock.is_waited_for().await;
+    relay.terminate();
+    relay.says("\"ending\"");
+    // The lock is still there.
+    let (status, _, said) = relay.end();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("a claim is still under way"), "{said}");
+    assert!(!said.contains("everything in hand delivered"), "{said}");
+    lock.release().await;
+}
+
+#[tokio::test]
+async fn the_end_does_not_wait_for_a_database_that_does_not_answer() {
+    let settings = "[relay]\nshutdown_deadline = \"300ms\"\npoll_interval = \"50ms\"\n";
+    let (here, url) = with_three_events(settings).await;
+    let mut lock = Lock::take(&url).await;
+    let relay = here.start(&["relay", "--log-format", "json"]);
+    lock.is_waited_for().await;
+    relay.terminate();
+    let (_, _, said) = relay.end();
+    // What became of events is told before connections are closed, which may take its time.
+    let told: Vec<String> = lines(&said).iter().map(|line| line["message"].as_str().unwrap().to_owned()).collect();
+    let ended = told.iter().position(|message| message.starts_with("ended")).unwrap_or_else(|| panic!("{said}"));
+    let closed = told.iter().position(|message| message.starts_with("not everything could be closed"));
+    assert!(closed.is_none_or(|closed| closed > ended), "{said}");
+    lock.release().await;
 }

@@ -8,6 +8,7 @@ use crate::golden::assert_kept;
 use crate::{posthaste, stdout};
 
 const COMMANDS: &[&[&str]] = &[
+    &[],
     &["relay"],
     &["init"],
     &["config"],
@@ -50,7 +51,8 @@ fn help_is_as_it_was() {
         let output = posthaste(&[command, &["--help"][..]].concat());
         assert_eq!(output.status.code(), Some(0), "{command:?}");
         let said: Vec<&str> = stdout(&output).lines().map(str::trim_end).collect();
-        all += &format!("$ posthaste {} --help\n{}\n\n", command.join(" "), said.join("\n").trim_end());
+        let command = [&["posthaste"][..], command, &["--help"]].concat().join(" ");
+        all += &format!("$ {command}\n{}\n\n", said.join("\n").trim_end());
     }
     assert_kept("help.txt", &all);
 }

@@ -275,7 +275,9 @@ fn what_waits_is_seen_also_where_nothing_is_claimed() {
     relay.says("delivering");
     here.ok(&["events", "write", "--type", "OrderPlaced", "{}"]);
     // The alert asks for this one: of what is not claimed the other says nothing.
-    until("it is seen for how long it waits", || metrics(address)["posthaste_oldest_pending_seconds"] > 1.0);
+    until("it is seen for how long it waits", || {
+        metrics(address).get("posthaste_oldest_pending_seconds").is_some_and(|waits| *waits > 1.0)
+    });
     assert_eq!(metrics(address).get("posthaste_oldest_lag_seconds").copied().unwrap_or_default(), 0.0);
     terminated(relay);
 }

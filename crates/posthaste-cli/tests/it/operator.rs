@@ -32,10 +32,47 @@ fn migrations_are_told_shown_and_done() {
     assert!(stdout(&run("up")).contains("was up to date"));
     assert_eq!(run("status").status.code(), Some(0));
     assert_eq!(stdout(&run("sql")), "");
-    let error = here.fails(2, &["migrate", "up", "--wake-trigger", "--database-url", "sqlite:shop.db"]);
+    let error = here.fails(2, &["migrate", "up", "--wake-trigger", "--database-url", "sqlite:new.db"]);
     assert!(error.contains("is for PostgreSQL"), "{error}");
-    let error = here.fails(2, &["migrate", "up", "--write-function", "--database-url", "sqlite:shop.db"]);
+    let error = here.fails(2, &["migrate", "up", "--write-function", "--database-url", "sqlite:new.db"]);
     assert!(error.contains("which has no functions: insert rows"), "{error}");
+    assert!(!here.path("new.db").exists(), "what is refused makes nothing");
+}
+
+/// What order and other languages need is no migration, so it is told apart.
+#[tokio::test]
+async fn status_says_what_is_there_beside_the_table() {
+    for url in [crate::relay::postgres().await, crate::relay::variable("POSTHASTE_TEST_MYSQL_URL")] {
+        let table = crate::relay::unique("status_");
+        let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url).variable("POSTHASTE_DATABASE_TABLE", &table);
+        here.ok(&["migrate", "up"]);
+        let said = here.ok(&["migrate", "status"]);
+        assert!(said.contains("what order needs: not there; migrate up --lanes"), "{said}");
+        assert!(said.contains("to write with: not there; migrate up --write-function"), "{said}");
+        here.ok(&["migrate", "up", "--lanes", "--write-function"]);
+        let said = here.ok(&["migrate", "status"]);
+        assert!(said.contains("what order needs: there") && said.contains("to write with: there"), "{said}");
+        if url.starts_with("postgres") {
+            assert!(said.contains("wakes relays: not there; migrate up --wake-trigger"), "{said}");
+            here.ok(&["migrate", "up", "--wake-trigger"]);
+            assert!(here.ok(&["migrate", "status"]).contains("wakes relays: there"));
+        }
+    }
+}
+
+/// The database has the last word at the commit, and may say no.
+#[tokio::test]
+async fn a_commit_that_fails_is_a_fault_of_the_database() {
+    let url = crate::relay::postgres().await;
+    let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url);
+    here.ok(&["migrate", "up"]);
+    let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&url).await.unwrap();
+    let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not today'; END $$; \
+                  CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON outbox_event DEFERRABLE INITIALLY DEFERRED \
+                  FOR EACH ROW EXECUTE FUNCTION refuse()";
+    sqlx::raw_sql(refuse).execute(&mut connection).await.unwrap();
+    let error = here.fails(4, &["events", "write", "--type", "OrderPlaced", "{}"]);
+    assert!(error.contains("was not committed") && error.contains("not today"), "{error}");
 }
 
 /// Other languages write with it on each database; here they are the clients of the databases.

@@ -1,5 +1,6 @@
 //! A directory of its own for a test, in which commands are run.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -67,6 +68,11 @@ impl Place {
     /// Runs a command to its end.
     pub(crate) fn run(&self, arguments: &[&str]) -> Output {
         self.command(arguments).output().expect("the command can be started")
+    }
+
+    /// The same with a variable that need not be text.
+    pub(crate) fn run_with(&self, name: &str, value: &OsStr, arguments: &[&str]) -> Output {
+        self.command(arguments).env(name, value).output().expect("the command can be started")
     }
 
     /// Runs a command of which nobody reads what it prints.

@@ -338,3 +338,26 @@ fn two_relays_of_one_name_share_a_table() {
     bodies.sort_unstable();
     assert_eq!(bodies, (0..8).collect::<Vec<_>>(), "each once");
 }
+
+/// Whoever drains by the clock, such as a cron job, is not there for ever.
+#[test]
+fn whoever_drains_does_not_wait_for_ever_at_the_start_either() {
+    let nobody = Late::to("").address;
+    let here = Place::with(&format!(
+        "[destination.stream]\ntype = \"redis\"\nurl = \"redis://{nobody}\"\nto = \"orders\"\n\
+         [destination.out]\ntype = \"stdout\"\n[[route]]\nmatch = {{ event_type = \"Streamed\" }}\nto = \"stream\"\n\
+         [[route]]\nto = \"out\"\n"
+    ));
+    here.ok(&["events", "write", "--id", "1", "--type", "Streamed", "{}"]);
+    here.ok(&["events", "write", "--id", "2", "--type", "Printed", "{}"]);
+    let output = here.run(&["relay", "--once", "--wait", "500ms"]);
+    assert_eq!((output.status.code(), stdout(&output).lines().count()), (Some(8), 1), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(said.contains("the destination stream cannot be reached; not waiting for it any longer"), "{said}");
+    assert!(said.contains("left, because it is away: destination stream"), "{said}");
+    let row = here.json(&["events", "show", "1", "--output", "json"]);
+    assert_eq!((&row["attempts"], &row["leased_by"]), (&0.into(), &Value::Null), "{row}");
+    let there = Place::new().variable("POSTHASTE_DATABASE_URL", &format!("postgres://shop@{nobody}/shop"));
+    let said = there.fails(4, &["relay", "--once", "--wait", "500ms"]);
+    assert!(said.contains("not waiting for it any longer"), "{said}");
+}
