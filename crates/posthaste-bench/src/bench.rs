@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::measure::{ByContestant, Measurement};
+use crate::measure::{ByContestant, Figures, Measurement};
 use crate::peer;
 use crate::rounds::Rounds;
 
@@ -55,14 +55,13 @@ impl Sizes {
     };
 }
 
-/// The least ratios that we want to see on a database.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Goals {
-    pub(crate) write: Option<f64>,
-    pub(crate) hot: Option<f64>,
-    pub(crate) drain: Option<f64>,
-    pub(crate) drain_beside_done: Option<f64>,
-    pub(crate) ordered: Option<f64>,
+/// The least ratios that we want to see, on every database.
+pub(crate) mod goal {
+    pub(crate) const WRITE: f64 = 0.95;
+    pub(crate) const HOT: f64 = 0.85;
+    pub(crate) const DRAIN: f64 = 0.9;
+    pub(crate) const DRAIN_BESIDE_DONE: f64 = 0.95;
+    pub(crate) const ORDERED: f64 = 1.0;
 }
 
 /// A run under way.
@@ -73,27 +72,6 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// The goals for a database. Everything in SQLite goes through one writer and one thread, which also delivers; there the
-    /// loop by hand has the file to itself.
-    pub(crate) fn goals(&self, database: &str) -> Goals {
-        match database {
-            "sqlite" => Goals {
-                write: Some(0.9),
-                hot: None,
-                drain: Some(0.7),
-                drain_beside_done: Some(0.9),
-                ordered: Some(1.0),
-            },
-            _ => Goals {
-                write: Some(0.95),
-                hot: Some(0.85),
-                drain: Some(0.9),
-                drain_beside_done: Some(0.95),
-                ordered: Some(1.0),
-            },
-        }
-    }
-
     pub(crate) fn add(&mut self, measurement: Measurement) {
         self.measurements.push(measurement);
     }
@@ -104,12 +82,10 @@ impl Bench {
         self.add(measurement);
     }
 
-    /// Adds the median of a peer to a measurement that is there.
-    pub(crate) fn add_peer(&mut self, workload: &str, database: &str, peer: &str, median: f64) {
-        let of = |measurement: &&mut Measurement| measurement.workload == workload && measurement.database == database;
-        if let Some(measurement) = self.measurements.iter_mut().find(of) {
-            measurement.peers.insert(peer.to_owned(), median);
-        }
+    /// What the rounds of the outbox had in a measurement that is there.
+    pub(crate) fn ours(&self, workload: &str, database: &str) -> Figures {
+        let of = |measurement: &&Measurement| measurement.workload == workload && measurement.database == database;
+        self.measurements.iter().find(of).map(|measurement| measurement.ours_by_round.clone()).unwrap_or_default()
     }
 
     pub(crate) fn reached(&self) -> bool {

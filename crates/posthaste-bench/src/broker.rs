@@ -13,8 +13,6 @@ pub(crate) mod rabbitmq;
 #[cfg(feature = "brokers")]
 pub(crate) mod redis;
 #[cfg(feature = "brokers")]
-mod versions;
-#[cfg(feature = "brokers")]
 pub(crate) mod webhook;
 
 use std::str::FromStr;

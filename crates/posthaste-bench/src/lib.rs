@@ -22,6 +22,7 @@ mod rounds;
 mod server;
 mod statements;
 mod subject;
+mod versions;
 mod workload;
 
 use std::ffi::OsString;
@@ -77,7 +78,8 @@ struct Plan {
     #[arg(long, value_enum, value_delimiter = ',')]
     database: Vec<Database>,
 
-    /// An empty database of yours, which is filled and emptied: `postgres://…` or `mysql://…`. Instead of a private server.
+    /// An empty database of yours, which is filled and emptied: `postgres://…` or `mysql://…`. Instead of a private server. One
+    /// with tables in it is refused, unless they are those of an earlier run.
     #[arg(long, conflicts_with = "database")]
     url: Option<String>,
 
@@ -113,7 +115,7 @@ struct Plan {
     #[arg(long)]
     rounds: Option<usize>,
 
-    /// Rounds before them that do not.
+    /// Rounds before them that do not. What is measured once has none: growth, and the memory of a relay.
     #[arg(long, default_value_t = 1)]
     warm_up: usize,
 
@@ -122,8 +124,8 @@ struct Plan {
     #[arg(long)]
     events: Option<usize>,
 
-    /// How many seconds each contestant writes, or has its latency measured, in a round. By default 3, a second at a time, and
-    /// 10; 2 and 3 with --quick.
+    /// How many seconds each contestant writes, or has its latency measured, in a round. By default 6, a second at a time, and
+    /// 10; 4 and 3 with --quick.
     #[arg(long)]
     seconds: Option<u64>,
 
@@ -213,7 +215,7 @@ pub async fn run(args: Args, program: &[OsString]) -> anyhow::Result<ExitCode> {
             Database::Memory => run.memory().await?,
             Database::Sqlite => run.subject(&Sqlite::new()?, &Peers::none()).await?,
             Database::Postgres => {
-                let server = Postgres::new(plan.served(Kind::Postgres).await?);
+                let server = Postgres::new(plan.served(Kind::Postgres).await?).await?;
                 let directory = run.peers.clone();
                 let peers = Peers::on(&directory, &server);
                 run.subject(&server, &peers).await?;
@@ -226,7 +228,7 @@ pub async fn run(args: Args, program: &[OsString]) -> anyhow::Result<ExitCode> {
                 }
             }
             Database::Mariadb => {
-                let server = MariaDb::new(plan.served(Kind::MariaDb).await?);
+                let server = MariaDb::new(plan.served(Kind::MariaDb).await?).await?;
                 run.subject(&server, &Peers::none()).await?;
             }
         }
@@ -294,6 +296,24 @@ fn ensure_brokers(workloads: &[Workload]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// How much is measured, in words.
+fn settings(plan: &Plan, sizes: &Sizes, rounds: usize) -> String {
+    let quick = if plan.quick { "--quick, " } else { "" };
+    format!(
+        "{quick}{rounds} rounds after {} of warm-up, seed {}, {} turns of {} s for writers in a round, {} s for latencies, {} rows in \
+         a drain, {} done rows or {} aggregates that stand still beside, {} to a broker",
+        plan.warm_up,
+        plan.seed,
+        sizes.turns,
+        sizes.writing.as_secs(),
+        sizes.latency.as_secs(),
+        sizes.events,
+        sizes.done_beside,
+        sizes.still_beside,
+        sizes.published
+    )
+}
+
 /// A run, with what it has found.
 struct Run {
     workloads: Vec<Workload>,
@@ -329,10 +349,7 @@ impl Run {
             Some(path) => Directory::read(path, &plan.peer)?,
             None => Directory::default(),
         };
-        let settings = format!(
-            "{rounds} rounds after {} of warm-up, seed {}, {} rows in a drain, {} to a broker",
-            plan.warm_up, plan.seed, sizes.events, sizes.published
-        );
+        let settings = settings(plan, &sizes, rounds);
         let rounds = Rounds { warm_up: plan.warm_up, rounds, random: fastrand::Rng::with_seed(plan.seed) };
         let mut machine = Machine::look(settings);
         machine.peers = peers.settings();

@@ -2,10 +2,15 @@
 
 use serde::Serialize;
 
+use crate::versions;
+
 /// Where and with what a run was made.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Machine {
     pub(crate) version: String,
+    /// `release`, or `debug`, whose figures say nothing.
+    pub(crate) profile: &'static str,
+    pub(crate) driver: String,
     pub(crate) processor: String,
     pub(crate) cores: usize,
     pub(crate) memory_mb: u64,
@@ -23,6 +28,8 @@ impl Machine {
     pub(crate) fn look(settings: String) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            profile: if cfg!(debug_assertions) { "debug" } else { "release" },
+            driver: versions::of("sqlx"),
             processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
             cores: std::thread::available_parallelism().map_or(1, Into::into),
             memory_mb: field("/proc/meminfo", "MemTotal")
@@ -33,6 +40,14 @@ impl Machine {
             settings,
             ..Self::default()
         }
+    }
+}
+
+impl Machine {
+    /// What was built, and how.
+    pub(crate) fn built(&self) -> String {
+        let warning = if self.profile == "debug" { ", whose figures say nothing" } else { "" };
+        format!("Posthaste {}, {}, {} build{warning}", self.version, self.driver, self.profile)
     }
 }
 

@@ -30,6 +30,11 @@ impl Figures {
         }
     }
 
+    /// The middle one, or what is no number.
+    pub(crate) fn middle(&self) -> f64 {
+        self.median().unwrap_or(f64::NAN)
+    }
+
     pub(crate) fn least(&self) -> Option<f64> {
         self.0.iter().copied().min_by(f64::total_cmp)
     }
@@ -81,6 +86,8 @@ pub(crate) struct Measurement {
     /// Where more is better, ours to the ceiling, the median over the rounds; where less is, the ceiling to ours. More is
     /// always better.
     pub(crate) ratio: f64,
+    /// Whether the figures are better the higher they are, as rates are, or the lower, as costs are.
+    pub(crate) more_is_better: bool,
     /// The least ratio that we want to see. Nothing where a figure is only told.
     pub(crate) goal: Option<f64>,
     pub(crate) reached: bool,
@@ -105,28 +112,28 @@ impl About<'_> {
     /// Ours against others, where more is better. The ratio is the median of those of the rounds: what the machine does to a
     /// round it does to both.
     pub(crate) fn compare(&self, ours: &Figures, ceiling: &Figures, goal: Option<f64>) -> Measurement {
-        let (our, their) = (ours.median().unwrap_or(f64::NAN), ceiling.median().unwrap_or(f64::NAN));
+        let (our, their) = (ours.middle(), ceiling.middle());
         let ratio = ours.to(ceiling).and_then(|ratios| ratios.median()).unwrap_or(our / their);
-        self.measurement(ours, ceiling.clone(), their, ratio, goal)
+        self.measurement(ours, ceiling.clone(), their, ratio, goal, true)
     }
 
     /// Ours against others, where less is better: theirs to ours.
     pub(crate) fn compare_costs(&self, ours: &Figures, theirs: &Figures, goal: Option<f64>) -> Measurement {
-        let (our, their) = (ours.median().unwrap_or(f64::NAN), theirs.median().unwrap_or(f64::NAN));
+        let (our, their) = (ours.middle(), theirs.middle());
         let ratio = theirs.to(ours).and_then(|ratios| ratios.median()).unwrap_or(their / our);
-        self.measurement(ours, theirs.clone(), their, ratio, goal)
+        self.measurement(ours, theirs.clone(), their, ratio, goal, false)
     }
 
     /// Ours against a bound below which it must stay.
     pub(crate) fn at_most(&self, ours: &Figures, bound: f64) -> Measurement {
-        let our = ours.median().unwrap_or(f64::NAN);
-        self.measurement(ours, Figures::default(), bound, bound / our, Some(1.0))
+        let our = ours.middle();
+        self.measurement(ours, Figures::default(), bound, bound / our, Some(1.0), false)
     }
 
     /// Ours against a bound that it must reach.
     pub(crate) fn at_least(&self, ours: &Figures, bound: f64) -> Measurement {
-        let our = ours.median().unwrap_or(f64::NAN);
-        self.measurement(ours, Figures::default(), bound, our / bound, Some(1.0))
+        let our = ours.middle();
+        self.measurement(ours, Figures::default(), bound, our / bound, Some(1.0), true)
     }
 
     fn measurement(
@@ -136,6 +143,7 @@ impl About<'_> {
         ceiling: f64,
         ratio: f64,
         goal: Option<f64>,
+        more_is_better: bool,
     ) -> Measurement {
         Measurement {
             workload: self.workload.to_owned(),
@@ -143,9 +151,10 @@ impl About<'_> {
             what: self.what.to_owned(),
             against: self.against.to_owned(),
             unit: self.unit.to_owned(),
-            ours: ours.median().unwrap_or(f64::NAN),
+            ours: ours.middle(),
             ceiling,
             ratio,
+            more_is_better,
             goal,
             // What could not be measured has reached nothing.
             reached: goal.is_none_or(|goal| ratio >= goal),
@@ -175,12 +184,13 @@ mod tests {
         let about = About { workload: "W", database: "d", what: "", against: "", unit: "" };
         let figures = |figure: f64| [figure].into_iter().collect::<Figures>();
         let more = about.compare(&figures(90.0), &figures(100.0), Some(0.95));
-        assert_eq!((more.ratio, more.reached), (0.9, false));
+        assert_eq!((more.ratio, more.reached, more.more_is_better), (0.9, false, true));
         // A slow round is slow for both.
         let [ours, theirs] = [[90.0, 9.0, 95.0], [100.0, 10.0, 100.0]].map(|rounds| rounds.into_iter().collect());
         assert_eq!(about.compare(&ours, &theirs, None).ratio, 0.9);
         let less = about.compare_costs(&figures(125.0), &figures(100.0), Some(0.9));
         assert_eq!((less.ratio, less.reached, less.ours, less.ceiling), (0.8, false, 125.0, 100.0));
+        assert!(!less.more_is_better);
         assert!(about.compare_costs(&figures(80.0), &figures(100.0), Some(0.9)).reached);
         assert!(about.at_most(&figures(40.0), 50.0).reached);
         assert!(!about.at_most(&figures(60.0), 50.0).reached);

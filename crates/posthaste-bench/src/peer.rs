@@ -1,6 +1,6 @@
 //! Other programs that do the same work.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use tokio::process::Command;
 
 use crate::bench::Bench;
-use crate::measure::{ByContestant, Figures, Measurement};
+use crate::measure::{About, ByContestant, Figures, Measurement};
 use crate::rounds::number;
 use crate::subject::postgres::Postgres;
 
@@ -99,27 +99,39 @@ impl<'a> Peers<'a> {
         said.value.with_context(|| format!("{contestant} gave no value"))
     }
 
-    /// Latencies of the peers, beside each other.
+    /// Latencies of the peers, in turns: within one process each, so in a row of their own beside ours to another process.
     pub(crate) async fn latencies(&self, bench: &mut Bench, arguments: &[&str]) -> anyhow::Result<()> {
-        for peer in self.able("L") {
-            let contestant = format!("{PREFIX}{}", peer.name);
-            let (mut p50, mut p99) = (Figures::default(), Figures::default());
-            for round in 1..=bench.rounds.rounds {
-                match self.run(&contestant, arguments).await {
+        let mut names: Vec<String> = self.able("L").map(|peer| peer.name.clone()).collect();
+        let mut seen: BTreeMap<&str, ByContestant> = BTreeMap::new();
+        for (round, counts) in bench.rounds.all() {
+            bench.rounds.random.shuffle(&mut names);
+            for name in &names {
+                match self.run(&format!("{PREFIX}{name}"), arguments).await {
                     Ok(Said { p50_us: Some(half), p99_us: Some(most), .. }) => {
-                        say!("L100 {contestant}, round {round}: p50 {}, p99 {} µs", number(half), number(most));
-                        p50.push(half);
-                        p99.push(most);
+                        say!("L100 peer {name}, {round}: p50 {}, p99 {} µs", number(half), number(most));
+                        for (quantile, figure) in [("p50", half), ("p99", most)].into_iter().filter(|_| counts) {
+                            let figures = seen.entry(quantile).or_default();
+                            figures.entry(format!("{PREFIX}{name}")).or_default().push(figure);
+                        }
                     }
-                    Ok(_) => say!("  {contestant} gave no latencies"),
-                    Err(error) => say!("  {contestant} failed: {error:#}"),
+                    Ok(_) => say!("  peer {name} gave no latencies"),
+                    Err(error) => say!("  peer {name} failed: {error:#}"),
                 }
             }
-            for (quantile, figures) in [("p50", p50), ("p99", p99)] {
-                if let Some(median) = figures.median() {
-                    bench.add_peer(&format!("L100 other {quantile}"), "postgres", &peer.name, median);
-                }
-            }
+        }
+        for (quantile, figures) in seen {
+            let least = |one: &&Figures, other: &&Figures| f64::total_cmp(&one.middle(), &other.middle());
+            let Some(quickest) = figures.values().min_by(least) else { continue };
+            let (workload, unit) = (format!("L100 peers {quantile}"), "µs");
+            let about = About {
+                workload: &workload,
+                database: "postgres",
+                what: "commit to listener at 100 events/s: ours in another process, peers in the same with two pools",
+                against: "the quickest of the peers",
+                unit,
+            };
+            let ours = bench.ours(&format!("L100 other {quantile}"), "postgres");
+            bench.add_with_peers(about.compare_costs(&ours, quickest, None), &figures);
         }
         Ok(())
     }

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use posthaste_core::{Options, Outbox, WriteHook};
+use posthaste_core::{Options, Ordered, Outbox, WriteHook};
+use posthaste_sql::PgStore;
 use posthaste_torture::proxy::Proxy;
 use posthaste_torture::server::{Kind, Server, ServerOptions};
 use tokio::sync::{Mutex, MutexGuard};
@@ -17,12 +18,16 @@ use crate::subject::postgres::Postgres;
 use crate::subject::sqlite::Sqlite;
 use crate::subject::{Filling, Subject, check_done, event, fill, payload};
 use crate::workload::Counter;
+use crate::workload::drain::{Relays, check_drained};
 
 /// Events on each path.
 const EVENTS: usize = 1000;
 
 /// Events in a transaction of the hot path.
 const PER_TRANSACTION: usize = 100;
+
+/// Aggregates of a backlog.
+const KEYS: usize = 100;
 
 /// Transactions with one event each.
 const TRANSACTIONS: u64 = 100;
@@ -145,18 +150,65 @@ async fn looks_take_no_round_trips<S: Subject>(subject: &S, proxy: &Proxy) {
     }
 }
 
+/// A thousand transactions with a business row and an event each, one after the other, which nobody delivers.
+/// What wakes relays after a commit goes by the clock, and is left out.
+async fn single<S: Subject>(subject: &S, proxy: Option<&Proxy>, silent: fn(S::Store) -> S::Store) -> Counted {
+    let store = silent(subject.fresh().await.unwrap());
+    let outbox = Outbox::writer_only(store).start().await.unwrap();
+    let payload = payload(200);
+    let write = async |number| {
+        let mut tx = outbox.begin().await.unwrap();
+        S::order(&mut tx).await.unwrap();
+        tx.write(event(number, &payload)).await.unwrap();
+        tx.commit().await.unwrap();
+    };
+    // Statements are prepared.
+    write(0).await;
+    let counted = counted(subject, proxy, async {
+        for number in 1..=EVENTS {
+            write(number).await;
+        }
+    })
+    .await;
+    outbox.shutdown().await;
+    counted
+}
+
 /// A backlog of a thousand events.
 async fn cold<S: Subject>(subject: &S, proxy: Option<&Proxy>, options: Options) -> Counted {
+    backlog(subject, proxy, Relays::default(), options).await
+}
+
+/// The same, in order or deleting what is done.
+async fn backlog<S: Subject>(subject: &S, proxy: Option<&Proxy>, relays: Relays, options: Options) -> Counted {
     let store = subject.fresh().await.unwrap();
-    fill::<S>(&store, Filling { events: EVENTS, ..Filling::default() }).await.unwrap();
-    counted(subject, proxy, async {
+    if relays.ordered {
+        S::prepare_lanes(&store).await.unwrap();
+    }
+    let filling = Filling { events: EVENTS, keys: KEYS, ..Filling::default() };
+    fill::<S>(&store, filling).await.unwrap();
+    let counted = counted(subject, proxy, async {
         let (counter, listener) = Counter::listener(EVENTS);
-        let outbox = Outbox::builder(store.clone()).options(options).listen_all(listener).start().await.unwrap();
+        let store = if relays.deleting { S::deleting(store.clone()) } else { store.clone() };
+        let mut outbox = Outbox::builder(store).options(options).listen_all(listener);
+        if relays.ordered {
+            outbox = outbox.ordered(Ordered::all());
+        }
+        let outbox = outbox.start().await.unwrap();
         counter.wait().await.unwrap();
         outbox.shutdown().await;
-        check_done(&store, EVENTS).await.unwrap();
     })
-    .await
+    .await;
+    check_drained(&store, filling, relays.deleting).await.unwrap();
+    counted
+}
+
+fn in_order() -> Relays {
+    Relays { ordered: true, ..Relays::default() }
+}
+
+fn deleting() -> Relays {
+    Relays { deleting: true, ..Relays::default() }
 }
 
 async fn counted<S: Subject>(subject: &S, proxy: Option<&Proxy>, work: impl Future<Output = ()>) -> Counted {
@@ -178,25 +230,86 @@ async fn served(kind: Kind) -> (Server, Proxy, Served) {
     (server, proxy, served)
 }
 
-const SQLITE_COLD: Bounds = Bounds { statements: 40, round_trips: 0, log_bytes: 0 };
+/// Every path of a database.
+struct Paths {
+    /// A thousand transactions.
+    single: Bounds,
+    hot: Bounds,
+    cold: Bounds,
+    in_order: Bounds,
+    deleting: Bounds,
+}
+
+impl Paths {
+    async fn hold<S: Subject>(&self, subject: &S, proxy: Option<&Proxy>, silent: fn(S::Store) -> S::Store) {
+        let default = Options::default;
+        self.single.hold(&single(subject, proxy, silent).await);
+        self.hot.hold(&hot(subject, proxy, default()).await);
+        self.cold.hold(&cold(subject, proxy, default()).await);
+        self.in_order.hold(&backlog(subject, proxy, in_order(), default()).await);
+        self.deleting.hold(&backlog(subject, proxy, deleting(), default()).await);
+    }
+
+    /// The check itself: settlements one by one, instead of in batches, are noticed on every path.
+    async fn notice_single_settlements<S: Subject>(&self, subject: &S, proxy: Option<&Proxy>) {
+        let options = || Options { settle_batch: 1, settle_linger: Duration::ZERO, ..Options::default() };
+        for (path, bounds, counted) in [
+            ("hot", &self.hot, hot(subject, proxy, options()).await),
+            ("cold", &self.cold, cold(subject, proxy, options()).await),
+            ("in order", &self.in_order, backlog(subject, proxy, in_order(), options()).await),
+            ("deleting", &self.deleting, backlog(subject, proxy, deleting(), options()).await),
+        ] {
+            assert!(counted.statements > EVENTS as u64, "{path}: {counted:?}");
+            // Statements, and round trips where there is a way on which to count them.
+            assert!(bounds.crossed(&counted).len() > usize::from(proxy.is_some()), "{path}: {counted:?}");
+        }
+    }
+}
+
+const SQLITE: Paths = {
+    const COLD: Bounds = Bounds { statements: 40, round_trips: 0, log_bytes: 0 };
+    Paths {
+        single: Bounds { statements: 1000, ..COLD },
+        // A hundred rows are three inserts, of sizes that stay prepared.
+        hot: Bounds { statements: 70, ..COLD },
+        cold: COLD,
+        in_order: Bounds { statements: 60, ..COLD },
+        deleting: COLD,
+    }
+};
+
+const POSTGRES: Paths = Paths {
+    // BEGIN, the business row, the event and COMMIT.
+    single: Bounds { statements: 1000, round_trips: 4200, log_bytes: 1_200_000 },
+    hot: Bounds { statements: 40, round_trips: 180, log_bytes: 1_600_000 },
+    cold: Bounds { statements: 30, round_trips: 100, log_bytes: 1_900_000 },
+    in_order: Bounds { statements: 60, round_trips: 200, log_bytes: 1_300_000 },
+    deleting: Bounds { statements: 30, round_trips: 100, log_bytes: 1_300_000 },
+};
+
+// Its log is written in blocks, by whoever comes first: nothing to count on.
+const MARIADB: Paths = Paths {
+    single: Bounds { statements: 1000, round_trips: 4200, log_bytes: u64::MAX },
+    hot: Bounds { statements: 80, round_trips: 300, log_bytes: u64::MAX },
+    cold: Bounds { statements: 40, round_trips: 150, log_bytes: u64::MAX },
+    in_order: Bounds { statements: 80, round_trips: 300, log_bytes: u64::MAX },
+    deleting: Bounds { statements: 40, round_trips: 150, log_bytes: u64::MAX },
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlite_takes_few_statements() {
     let (_alone, subject) = (alone().await, Sqlite::new().unwrap());
-    // A hundred rows are three inserts, of sizes that stay prepared.
-    Bounds { statements: 70, ..SQLITE_COLD }.hold(&hot(&subject, None, Options::default()).await);
-    SQLITE_COLD.hold(&cold(&subject, None, Options::default()).await);
+    SQLITE.hold(&subject, None, |store| store).await;
+    SQLITE.notice_single_settlements(&subject, None).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_takes_few_statements_round_trips_and_bytes() {
     let _alone = alone().await;
     let (_server, proxy, served) = served(Kind::Postgres).await;
-    let subject = Postgres::new(served);
-    Bounds { statements: 40, round_trips: 180, log_bytes: 1_600_000 }
-        .hold(&hot(&subject, Some(&proxy), Options::default()).await);
-    Bounds { statements: 30, round_trips: 100, log_bytes: 1_900_000 }
-        .hold(&cold(&subject, Some(&proxy), Options::default()).await);
+    let subject = Postgres::new(served).await.unwrap();
+    POSTGRES.hold(&subject, Some(&proxy), PgStore::without_wake_ups).await;
+    POSTGRES.notice_single_settlements(&subject, Some(&proxy)).await;
     looks_take_no_round_trips(&subject, &proxy).await;
 }
 
@@ -204,22 +317,8 @@ async fn postgres_takes_few_statements_round_trips_and_bytes() {
 async fn mariadb_takes_few_statements_and_round_trips() {
     let _alone = alone().await;
     let (_server, proxy, served) = served(Kind::MariaDb).await;
-    let subject = MariaDb::new(served);
-    // Its log is written in blocks, by whoever comes first: nothing to count on.
-    Bounds { statements: 80, round_trips: 300, log_bytes: u64::MAX }
-        .hold(&hot(&subject, Some(&proxy), Options::default()).await);
-    Bounds { statements: 40, round_trips: 150, log_bytes: u64::MAX }
-        .hold(&cold(&subject, Some(&proxy), Options::default()).await);
+    let subject = MariaDb::new(served).await.unwrap();
+    MARIADB.hold(&subject, Some(&proxy), |store| store).await;
+    MARIADB.notice_single_settlements(&subject, Some(&proxy)).await;
     looks_take_no_round_trips(&subject, &proxy).await;
-}
-
-/// The check itself: settlements one by one, instead of in batches, are noticed on every path.
-#[tokio::test(flavor = "multi_thread")]
-async fn single_settlements_are_noticed() {
-    let (_alone, subject) = (alone().await, Sqlite::new().unwrap());
-    let options = || Options { settle_batch: 1, settle_linger: Duration::ZERO, ..Options::default() };
-    for counted in [hot(&subject, None, options()).await, cold(&subject, None, options()).await] {
-        assert!(counted.statements > EVENTS as u64, "{counted:?}");
-        assert_eq!(SQLITE_COLD.crossed(&counted).len(), 1);
-    }
 }

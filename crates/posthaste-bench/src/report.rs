@@ -40,11 +40,12 @@ impl Report {
             machine.load_before,
             machine.load_after
         );
+        say!("{}", machine.built());
         for line in machine.databases.iter().chain(&machine.brokers).chain([&machine.settings]) {
             say!("{line}");
         }
         say!(
-            "\n{:<9} {:<38} {:>10} {:>10} {:>7} {:>6} {:>7}",
+            "\n{:<9} {:<42} {:>10} {:>10} {:>7} {:>6} {:>7}",
             "database",
             "workload",
             "outbox",
@@ -61,14 +62,14 @@ impl Report {
                 .filter(|spread| spread.is_finite())
                 .map_or_else(|| "-".to_owned(), |spread| format!("{:.0} %", spread * 100.0));
             say!(
-                "{database:<9} {workload:<38} {:>10} {:>10} {:>7} {goal:>6} {spread:>7}  {}",
+                "{database:<9} {workload:<42} {:>10} {:>10} {:>7} {goal:>6} {spread:>7}  {}",
                 number(*ours),
                 number(*ceiling),
                 ratio(measurement),
                 mark(measurement)
             );
             for (peer, median) in &measurement.peers {
-                say!("{:<9}   {peer:<36} {:>10}", "", number(*median));
+                say!("{:<9}   {peer:<40} {:>10}", "", number(*median));
             }
         }
     }

@@ -16,6 +16,19 @@ impl Rounds {
         Self { warm_up: self.warm_up, rounds: self.rounds * turns, random: self.random.fork() }
     }
 
+    /// All rounds by their names, and whether they count.
+    pub(crate) fn all(&self) -> Vec<(String, bool)> {
+        (0..self.warm_up + self.rounds).map(|round| (self.title(round), round >= self.warm_up)).collect()
+    }
+
+    /// What a round is called, of those that count after those that do not.
+    fn title(&self, round: usize) -> String {
+        match round.checked_sub(self.warm_up) {
+            Some(counted) => format!("round {}", counted + 1),
+            None => "warm-up".to_owned(),
+        }
+    }
+
     /// Measures each contestant, and prints what it sees.
     pub(crate) async fn run(
         &mut self,
@@ -46,8 +59,7 @@ impl Rounds {
             }
             let line = |name: &String| Some(format!("{name} {}", number(seen.get(name)?.last()?)));
             let line: Vec<String> = contestants.iter().filter_map(line).collect();
-            let number = if counts { format!("round {}", round + 1 - self.warm_up) } else { "warm-up".to_owned() };
-            say!("{title}, {number}: {} {unit}", line.join(", "));
+            say!("{title}, {}: {} {unit}", self.title(round), line.join(", "));
         }
         Ok(figures)
     }

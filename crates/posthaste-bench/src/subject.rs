@@ -1,8 +1,12 @@
 //! A database under test, and what the same work takes when it is written by hand for it.
 
+mod guard;
 pub(crate) mod mariadb;
+mod pgbench;
 pub(crate) mod postgres;
 pub(crate) mod sqlite;
+
+use std::time::Duration;
 
 use anyhow::ensure;
 use posthaste_core::Event;
@@ -32,6 +36,12 @@ pub(crate) type Connection<S> = <<S as Subject>::Store as WriteStore>::Connectio
 pub(crate) trait Subject: 'static {
     type Store: Store;
 
+    /// A connection for work by hand, which is opened once and kept: nothing asks in between whether it is alive.
+    type Hand: Send + 'static;
+
+    /// How many loops by hand are faster than one, because they overlap as claims and settlements of a relay do.
+    const LOOPS: usize = 2;
+
     /// Its name, and the version of the server.
     fn name(&self) -> &'static str;
     async fn version(&self) -> anyhow::Result<String>;
@@ -57,17 +67,39 @@ pub(crate) trait Subject: 'static {
     /// Inserts a business row.
     fn order(connection: &mut Connection<Self>) -> impl Future<Output = anyhow::Result<()>> + Send;
 
+    /// So many connections for writers, set as those of the outbox are.
+    async fn writers(store: &Self::Store, count: usize) -> anyhow::Result<Vec<Self::Hand>>;
+
+    /// A connection that claims and completes, in the isolation that claims of the outbox have.
+    async fn drainer(store: &Self::Store) -> anyhow::Result<Self::Hand>;
+
+    /// Has a connection reckon with a table that grows while it is used.
+    async fn expect_growth(_: &mut Self::Hand) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// A transaction with a business row alone.
-    fn write_bare(store: &Self::Store) -> impl Future<Output = anyhow::Result<()>> + Send;
+    fn write_bare(hand: &mut Self::Hand) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// A transaction with a business row and events, whose rows have what those of the outbox have.
-    fn write_by_hand(store: &Self::Store, events: &[Event]) -> impl Future<Output = anyhow::Result<()>> + Send;
+    fn write_by_hand(hand: &mut Self::Hand, events: &[Event]) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// Claims and completes until nothing is left, [`BATCH`] rows at a time.
-    async fn drain_by_hand(store: &Self::Store, deleting: bool) -> anyhow::Result<()>;
+    /// Claims and completes up to [`BATCH`] rows, which are heard of in between.
+    fn pass_by_hand(
+        hand: &mut Self::Hand,
+        pass: Pass,
+        hear: &Hear,
+    ) -> impl Future<Output = anyhow::Result<Passed>> + Send;
 
-    /// Claims and completes a batch. Gives the ids of its aggregates.
-    async fn complete_by_hand(store: &Self::Store) -> anyhow::Result<Vec<Option<String>>>;
+    /// A program that comes with the database and can write the transactions of W, if it is installed.
+    fn own_program(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Transactions per second of that program.
+    async fn write_by_own_program(&self, _writers: usize, _writing: Duration) -> anyhow::Result<f64> {
+        anyhow::bail!("{} has no such program", self.name())
+    }
 
     /// Holds a transaction open that keeps the server from forgetting old versions of rows, until the guard is dropped.
     async fn pin(store: &Self::Store) -> anyhow::Result<Box<dyn Send>>;
@@ -85,6 +117,43 @@ pub(crate) trait Subject: 'static {
         Ok(Usage::default())
     }
 }
+
+/// How a loop by hand claims and completes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pass {
+    /// Whether it deletes what is done.
+    pub(crate) deleting: bool,
+    /// Whether its claims do not wait for the disk, where the database can be told so: those of the outbox do not.
+    pub(crate) claims_without_the_disk: bool,
+    /// The number below which nothing is left to be claimed, if it keeps one. Only one writer may be there then.
+    pub(crate) mark: Option<i64>,
+}
+
+/// What a batch had.
+#[derive(Debug, Default)]
+pub(crate) struct Passed {
+    pub(crate) seqs: Vec<i64>,
+    /// The ids of the aggregates.
+    pub(crate) keys: Vec<Option<String>>,
+}
+
+impl Passed {
+    fn with_capacity(rows: usize) -> Self {
+        Self { seqs: Vec::with_capacity(rows), keys: Vec::with_capacity(rows) }
+    }
+
+    /// Takes a row with what a listener would want to have of it.
+    fn push(&mut self, row: ReadRow) {
+        self.seqs.push(row.0);
+        self.keys.push(row.4);
+    }
+}
+
+/// Is told what a loop by hand has claimed.
+pub(crate) type Hear = dyn Fn(&Passed) + Send + Sync;
+
+/// Number, id, type, type and id of the aggregate, and payload.
+type ReadRow = (i64, String, String, Option<String>, Option<String>, Option<String>);
 
 /// What a server has done.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,11 +180,13 @@ pub(crate) struct Filling {
     pub(crate) parked: usize,
     /// How many, each with an event that has failed and is tried again much later, and one behind it.
     pub(crate) blocked: usize,
+    /// The number of the first of those that stand still. Those of the events begin at 0.
+    pub(crate) stuck_from: usize,
 }
 
 impl Default for Filling {
     fn default() -> Self {
-        Self { events: 0, done: 0, payload: 200, keys: usize::MAX, parked: 0, blocked: 0 }
+        Self { events: 0, done: 0, payload: 200, keys: usize::MAX, parked: 0, blocked: 0, stuck_from: 0 }
     }
 }
 

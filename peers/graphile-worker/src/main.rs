@@ -24,7 +24,7 @@ impl Peer for Graphile {
     type Transaction = sqlx::Transaction<'static, Postgres>;
 
     async fn connect(url: &str) -> anyhow::Result<Self> {
-        let pool = PgPoolOptions::new().max_connections(20).connect(url).await?;
+        let pool = PgPoolOptions::new().max_connections(20).test_before_acquire(false).connect(url).await?;
         let utils = WorkerUtils::new(&pool, "graphile_worker");
         Ok(Self { pool, utils })
     }

@@ -47,7 +47,7 @@ impl Peer for Obix {
     type Transaction = DbOp<'static>;
 
     async fn connect(url: &str) -> anyhow::Result<Self> {
-        let pool = PgPoolOptions::new().max_connections(20).connect(url).await?;
+        let pool = PgPoolOptions::new().max_connections(20).test_before_acquire(false).connect(url).await?;
         Ok(Self { pool, outbox: tokio::sync::OnceCell::new() })
     }
 

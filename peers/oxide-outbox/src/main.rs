@@ -25,7 +25,7 @@ impl Peer for Oxide {
     type Transaction = sqlx::Transaction<'static, Postgres>;
 
     async fn connect(url: &str) -> anyhow::Result<Self> {
-        let pool = PgPoolOptions::new().max_connections(10).connect(url).await?;
+        let pool = PgPoolOptions::new().max_connections(10).test_before_acquire(false).connect(url).await?;
         let mut config = OutboxConfig::default();
         config.batch_size = BATCH;
         let config = Arc::new(config);

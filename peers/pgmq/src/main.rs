@@ -29,7 +29,7 @@ impl Peer for Pgmq {
     type Transaction = sqlx::Transaction<'static, Postgres>;
 
     async fn connect(url: &str) -> anyhow::Result<Self> {
-        let pool = PgPoolOptions::new().max_connections(10).connect(url).await?;
+        let pool = PgPoolOptions::new().max_connections(10).test_before_acquire(false).connect(url).await?;
         let queue = PGMQueueExt::new_with_pool(pool.clone()).await;
         Ok(Self { pool, queue })
     }

@@ -21,7 +21,7 @@ impl Peer for Sqlxmq {
     type Transaction = sqlx::Transaction<'static, Postgres>;
 
     async fn connect(url: &str) -> anyhow::Result<Self> {
-        Ok(Self { pool: PgPoolOptions::new().max_connections(10).connect(url).await? })
+        Ok(Self { pool: PgPoolOptions::new().max_connections(10).test_before_acquire(false).connect(url).await? })
     }
 
     async fn migrate(&self) -> anyhow::Result<()> {

@@ -30,7 +30,7 @@ impl Peer for Underway {
     type Transaction = sqlx::Transaction<'static, Postgres>;
 
     async fn connect(url: &str) -> anyhow::Result<Self> {
-        let pool = PgPoolOptions::new().max_connections(30).connect(url).await?;
+        let pool = PgPoolOptions::new().max_connections(30).test_before_acquire(false).connect(url).await?;
         Ok(Self { pool, queue: OnceCell::new() })
     }
 

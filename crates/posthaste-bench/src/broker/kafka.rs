@@ -18,7 +18,8 @@ use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientConfig, ClientContext, Offset, TopicPartitionList};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Broker, versions};
+use super::Broker;
+use crate::versions;
 
 /// Messages on their way in the loop by hand.
 const IN_FLIGHT: usize = 20_000;

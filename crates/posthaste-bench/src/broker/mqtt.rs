@@ -14,7 +14,8 @@ use rumqttc::{
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::{Broker, versions};
+use super::Broker;
+use crate::versions;
 
 /// Messages that are handed over in the loop by hand. How many of them are on their way is up to the broker, for the publisher as well.
 const IN_FLIGHT: usize = 2000;

@@ -9,7 +9,8 @@ use posthaste_core::EventId;
 use posthaste_publishers::rabbitmq::{Rabbit, RabbitOptions};
 use posthaste_publishers::{Destination, Message};
 
-use super::{Broker, versions};
+use super::Broker;
+use crate::versions;
 
 /// Messages on their way in the loop by hand.
 const IN_FLIGHT: usize = 2000;

@@ -7,7 +7,8 @@ use posthaste_publishers::{Destination, Message};
 use redis::AsyncTypedCommands as _;
 use redis::aio::MultiplexedConnection;
 
-use super::{Broker, at_once, batches, versions};
+use super::{Broker, at_once, batches};
+use crate::versions;
 
 /// Entries in a request of the loop by hand, and requests on their way.
 const REQUEST: usize = 500;

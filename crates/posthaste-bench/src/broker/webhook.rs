@@ -22,7 +22,8 @@ use tokio::runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use super::{Broker, at_once, batches, versions};
+use super::{Broker, at_once, batches};
+use crate::versions;
 
 /// Requests at once in the loop by hand: as many as the publisher makes by default.
 const AT_ONCE: usize = 8;

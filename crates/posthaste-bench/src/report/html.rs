@@ -34,8 +34,8 @@ fn machine(report: &Report) -> String {
     let machine = &report.machine;
     let mut lines = vec![
         format!(
-            "Version {}, {} cores of {}, {} MB, Linux {}, load {:.1} before and {:.1} after",
-            machine.version,
+            "{}; {} cores of {}, {} MB, Linux {}, load {:.1} before and {:.1} after",
+            machine.built(),
             machine.cores,
             machine.processor,
             machine.memory_mb,

@@ -26,7 +26,9 @@ pub(super) fn bars(measurement: &Measurement) -> String {
         bar(&measurement.against, "theirs", measurement.ceiling, measurement.ceiling_by_round.rounds()),
     ];
     bars.extend(measurement.peers.iter().map(|(name, median)| bar(name, "peer", *median, &[])));
-    let most = bars.iter().flat_map(|bar| bar.rounds.iter().copied().chain([bar.value])).fold(0.0, f64::max);
+    let goal = goal_at(measurement).filter(|goal| goal.is_finite());
+    let values = bars.iter().flat_map(|bar| bar.rounds.iter().copied().chain([bar.value]));
+    let most = values.chain(goal).fold(0.0, f64::max);
     let at = |value: f64| LEFT + (RIGHT - LEFT) * if most > 0.0 { value / most } else { 0.0 };
     let height = ROW * bars.len() as f64 + 8.0;
     let rows: String = bars
@@ -56,17 +58,17 @@ pub(super) fn bars(measurement: &Measurement) -> String {
             )
         })
         .collect();
-    let goal = goal_at(measurement).map_or_else(String::new, |goal| {
-        let x = at(goal).min(RIGHT);
+    let goal = goal.map_or_else(String::new, |goal| {
+        let x = at(goal);
         format!("<line class=\"goal\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"0\" y2=\"{height:.0}\"/>\n")
     });
     svg(height, &format!("{rows}{goal}"), &measurement.what)
 }
 
-/// The value at which the outbox just reaches its goal, if more is better.
+/// The value at which the outbox just reaches its goal.
 fn goal_at(measurement: &Measurement) -> Option<f64> {
-    let more_is_better = (measurement.ratio - measurement.ours / measurement.ceiling).abs() < 1e-9;
-    measurement.goal.filter(|_| more_is_better).map(|goal| goal * measurement.ceiling)
+    let Measurement { ceiling, more_is_better, .. } = measurement;
+    measurement.goal.map(|goal| if *more_is_better { goal * ceiling } else { ceiling / goal })
 }
 
 /// Two lines over the sizes, which are as far apart as they come.
@@ -132,4 +134,26 @@ fn shortened(name: &str) -> String {
     }
     let start: String = name.chars().take(MOST - 1).collect();
     format!("{}…", start.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::{About, Figures};
+
+    #[test]
+    fn the_goal_is_drawn_whatever_the_rounds_say() {
+        let about = About { workload: "W", database: "d", what: "", against: "", unit: "" };
+        let figures = |rounds: [f64; 3]| rounds.into_iter().collect::<Figures>();
+        // The middle of the ratios is not the ratio of the middles.
+        let (ours, theirs) = (figures([90.0, 9.0, 95.0]), figures([100.0, 10.0, 80.0]));
+        let more = about.compare(&ours, &theirs, Some(0.95));
+        assert_eq!(goal_at(&more), Some(76.0));
+        let less = about.compare_costs(&ours, &theirs, Some(0.8));
+        assert_eq!(goal_at(&less), Some(100.0));
+        for drawn in [bars(&more), bars(&less)] {
+            assert_eq!(drawn.matches("class=\"goal\"").count(), 1, "{drawn}");
+        }
+        assert!(!bars(&about.compare(&ours, &theirs, None)).contains("class=\"goal\""));
+    }
 }

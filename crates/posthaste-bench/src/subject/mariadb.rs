@@ -1,11 +1,12 @@
 //! MariaDB.
 
+use anyhow::Context;
 use posthaste_core::Event;
 use posthaste_sql::MySqlStore;
 use sqlx::mysql::{MySqlConnection, MySqlPool, MySqlPoolOptions};
 use sqlx::{Connection, QueryBuilder, Row};
 
-use super::{BATCH, CONNECTIONS, Subject, Usage, order, payload};
+use super::{BATCH, CONNECTIONS, Hear, Pass, Passed, Subject, Usage, guard, order, payload};
 use crate::server::Served;
 
 /// A database of its own on a server.
@@ -14,8 +15,24 @@ pub(crate) struct MariaDb {
 }
 
 impl MariaDb {
-    pub(crate) fn new(served: Served) -> Self {
-        Self { served }
+    /// # Errors
+    /// When there is anything in the database that no run has made.
+    pub(crate) async fn new(served: Served) -> anyhow::Result<Self> {
+        let mut connection = MySqlConnection::connect(served.url()).await?;
+        let home: Option<String> = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&mut connection).await?;
+        let home = home.context("the URL names no database: mysql://…/bench")?;
+        let tables: Vec<(String, String)> = sqlx::query_as(
+            "SELECT CAST(table_schema AS CHAR), CAST(table_name AS CHAR) FROM information_schema.tables
+             WHERE table_schema = DATABASE() ORDER BY table_name",
+        )
+        .fetch_all(&mut connection)
+        .await?;
+        guard::check(&tables, &home)?;
+        if tables.is_empty() {
+            sqlx::raw_sql(guard::CREATE_MARKER).execute(&mut connection).await?;
+        }
+        connection.close().await?;
+        Ok(Self { served })
     }
 
     async fn pool(&self) -> anyhow::Result<MySqlPool> {
@@ -29,6 +46,7 @@ impl MariaDb {
 
 impl Subject for MariaDb {
     type Store = MySqlStore;
+    type Hand = MySqlConnection;
 
     fn name(&self) -> &'static str {
         "mariadb"
@@ -38,7 +56,8 @@ impl Subject for MariaDb {
         let mut connection = MySqlConnection::connect(self.served.url()).await?;
         let sql =
             "SELECT concat('MariaDB ', version(), ', innodb_buffer_pool_size ', @@innodb_buffer_pool_size DIV 1048576,
-                   ' MB, innodb_flush_log_at_trx_commit ', @@innodb_flush_log_at_trx_commit)";
+                   ' MB, innodb_log_file_size ', @@innodb_log_file_size DIV 1048576, ' MB, innodb_flush_log_at_trx_commit ',
+                   @@innodb_flush_log_at_trx_commit, ', max_connections ', @@max_connections)";
         Ok(sqlx::query_scalar(sql).fetch_one(&mut connection).await?)
     }
 
@@ -87,7 +106,8 @@ impl Subject for MariaDb {
     }
 
     async fn settle_down(store: &MySqlStore) -> anyhow::Result<()> {
-        sqlx::raw_sql("ANALYZE TABLE outbox_event").execute(store.pool()).await?;
+        // One that is not there, because nothing is in order, is passed over.
+        sqlx::raw_sql("ANALYZE TABLE outbox_event, outbox_event_key, outbox_event_lane").execute(store.pool()).await?;
         Ok(())
     }
 
@@ -96,14 +116,29 @@ impl Subject for MariaDb {
         Ok(())
     }
 
-    async fn write_bare(store: &MySqlStore) -> anyhow::Result<()> {
-        let mut tx = store.pool().begin().await?;
+    async fn writers(store: &MySqlStore, count: usize) -> anyhow::Result<Vec<MySqlConnection>> {
+        let mut writers = Vec::with_capacity(count);
+        for _ in 0..count {
+            writers.push(MySqlConnection::connect_with(&store.pool().connect_options()).await?);
+        }
+        Ok(writers)
+    }
+
+    /// READ COMMITTED, as claims and settlements of the outbox are.
+    async fn drainer(store: &MySqlStore) -> anyhow::Result<MySqlConnection> {
+        let mut drainer = MySqlConnection::connect_with(&store.pool().connect_options()).await?;
+        sqlx::raw_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(&mut drainer).await?;
+        Ok(drainer)
+    }
+
+    async fn write_bare(hand: &mut MySqlConnection) -> anyhow::Result<()> {
+        let mut tx = hand.begin().await?;
         Self::order(&mut tx).await?;
         Ok(tx.commit().await?)
     }
 
-    async fn write_by_hand(store: &MySqlStore, events: &[Event]) -> anyhow::Result<()> {
-        let mut tx = store.pool().begin().await?;
+    async fn write_by_hand(hand: &mut MySqlConnection, events: &[Event]) -> anyhow::Result<()> {
+        let mut tx = hand.begin().await?;
         Self::order(&mut tx).await?;
         let mut insert = QueryBuilder::new(
             "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload, content_type, \
@@ -122,14 +157,45 @@ impl Subject for MariaDb {
         Ok(tx.commit().await?)
     }
 
-    async fn drain_by_hand(store: &MySqlStore, deleting: bool) -> anyhow::Result<()> {
-        let mut connection = store.pool().acquire().await?;
-        while !complete_batch(&mut connection, deleting).await?.is_empty() {}
-        Ok(())
-    }
-
-    async fn complete_by_hand(store: &MySqlStore) -> anyhow::Result<Vec<Option<String>>> {
-        complete_batch(&mut *store.pool().acquire().await?, false).await
+    /// The least that a correct loop can do where an UPDATE returns nothing: claim a batch in a transaction, complete it. No claim can
+    /// be told here not to wait for the disk.
+    async fn pass_by_hand(hand: &mut MySqlConnection, pass: Pass, hear: &Hear) -> anyhow::Result<Passed> {
+        let mut tx = hand.begin().await?;
+        let claim = if pass.mark.is_some() { CLAIM_AFTER } else { CLAIM };
+        let mut claim = sqlx::query(claim);
+        if let Some(mark) = pass.mark {
+            claim = claim.bind(mark);
+        }
+        let rows = claim.bind(i64::try_from(BATCH)?).fetch_all(&mut *tx).await?;
+        if rows.is_empty() {
+            tx.rollback().await?;
+            return Ok(Passed::default());
+        }
+        let mut passed = Passed::with_capacity(rows.len());
+        for row in &rows {
+            passed.push((row.get(0), row.get(1), row.get(2), row.get(3), row.get(4), row.get(5)));
+        }
+        hear(&passed);
+        let among = |start: &str| {
+            let mut query = QueryBuilder::new(start);
+            query.push(" WHERE seq IN (");
+            let mut list = query.separated(", ");
+            for seq in &passed.seqs {
+                list.push_bind(*seq);
+            }
+            query.push(")");
+            query
+        };
+        let claim = "UPDATE outbox_event SET locked_by = 'hand', locked_at = utc_timestamp(6)";
+        among(claim).build().execute(&mut *tx).await?;
+        tx.commit().await?;
+        let complete = if pass.deleting {
+            "DELETE FROM outbox_event"
+        } else {
+            "UPDATE outbox_event SET status = 1, done_at = utc_timestamp(6), locked_by = NULL, locked_at = NULL"
+        };
+        among(complete).push(" AND locked_by = 'hand'").build().execute(hand).await?;
+        Ok(passed)
     }
 
     async fn pin(store: &MySqlStore) -> anyhow::Result<Box<dyn Send>> {
@@ -159,46 +225,20 @@ impl Subject for MariaDb {
     }
 }
 
-/// The least that a correct loop can do where an UPDATE returns nothing: claim a batch in a transaction, complete it.
-async fn complete_batch(connection: &mut MySqlConnection, deleting: bool) -> anyhow::Result<Vec<Option<String>>> {
-    let mut tx = connection.begin().await?;
-    let rows = sqlx::query(
-        "SELECT seq, event_id, event_type, aggregate_type, aggregate_id, payload, headers, attempts FROM outbox_event
-         WHERE stage = 0 AND stage_at <= utc_timestamp(6) AND locked_by IS NULL
-         ORDER BY stage_at, seq LIMIT ? FOR UPDATE SKIP LOCKED",
-    )
-    .bind(i64::try_from(BATCH)?)
-    .fetch_all(&mut *tx)
-    .await?;
-    if rows.is_empty() {
-        tx.rollback().await?;
-        return Ok(Vec::new());
-    }
-    let (mut seqs, mut keys) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
-    for row in &rows {
-        let event: (i64, String, String, Option<String>, Option<String>, Option<String>) =
-            (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4), row.get(5));
-        seqs.push(event.0);
-        keys.push(event.4);
-    }
-    let among = |start: &str| {
-        let mut query = QueryBuilder::new(start);
-        query.push(" WHERE seq IN (");
-        let mut list = query.separated(", ");
-        for seq in &seqs {
-            list.push_bind(*seq);
-        }
-        query.push(")");
-        query
+/// Locks the first rows of those that wait.
+macro_rules! claim {
+    ($waiting:literal, $order:literal) => {
+        concat!(
+            "SELECT seq, event_id, event_type, aggregate_type, aggregate_id, payload, headers, attempts FROM outbox_event WHERE ",
+            $waiting,
+            " AND locked_by IS NULL ORDER BY ",
+            $order,
+            " LIMIT ? FOR UPDATE SKIP LOCKED"
+        )
     };
-    let claim = "UPDATE outbox_event SET locked_by = 'hand', locked_at = utc_timestamp(6)";
-    among(claim).build().execute(&mut *tx).await?;
-    tx.commit().await?;
-    let complete = if deleting {
-        "DELETE FROM outbox_event"
-    } else {
-        "UPDATE outbox_event SET status = 1, done_at = utc_timestamp(6), locked_by = NULL, locked_at = NULL"
-    };
-    among(complete).push(" AND locked_by = 'hand'").build().execute(connection).await?;
-    Ok(keys)
 }
+
+const CLAIM: &str = claim!("stage = 0 AND stage_at <= utc_timestamp(6)", "stage_at, seq");
+
+/// By their numbers, so that what was done before is not walked over.
+const CLAIM_AFTER: &str = claim!("seq > ? AND status IN (0, 2) AND available_at <= utc_timestamp(6)", "seq");

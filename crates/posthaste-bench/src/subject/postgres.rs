@@ -1,23 +1,52 @@
 //! PostgreSQL.
 
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
 use posthaste_core::Event;
 use posthaste_sql::PgStore;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Row};
 
-use super::{BATCH, CONNECTIONS, Subject, Usage, order, payload};
+use super::{BATCH, CONNECTIONS, Hear, Pass, Passed, Subject, Usage, guard, order, payload, pgbench};
 use crate::server::Served;
 
 /// A database of its own on a server.
 pub(crate) struct Postgres {
     served: Served,
+    pgbench: Option<PathBuf>,
 }
 
 const ORDER: &str = order!("$1");
 
+/// What a database that a peer gets says of itself, so that no other is dropped.
+const PEERS_DATABASE: &str = "made anew by posthaste bench for each peer";
+
 impl Postgres {
-    pub(crate) fn new(served: Served) -> Self {
-        Self { served }
+    /// # Errors
+    /// When there is anything in the database that no run has made.
+    pub(crate) async fn new(served: Served) -> anyhow::Result<Self> {
+        let mut connection = PgConnection::connect(served.url()).await?;
+        // Views, too. What belongs to an extension is nobody's.
+        let tables: Vec<(String, String)> = sqlx::query_as(
+            "SELECT n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+             WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+             AND NOT EXISTS (SELECT FROM pg_depend d
+                             WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e')
+             ORDER BY 1, 2",
+        )
+        .fetch_all(&mut connection)
+        .await?;
+        let home: Option<String> =
+            sqlx::query_scalar("SELECT current_schema()::text").fetch_one(&mut connection).await?;
+        let home = home.context("no schema of the search path exists in the database: new tables would be nowhere")?;
+        guard::check(&tables, &home)?;
+        if !tables.iter().any(|(_, table)| table == guard::MARKER) {
+            sqlx::raw_sql(guard::CREATE_MARKER).execute(&mut connection).await?;
+        }
+        connection.close().await?;
+        Ok(Self { served, pgbench: pgbench::find() })
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -30,24 +59,39 @@ impl Postgres {
 
     /// The URL of an empty database on the same server.
     pub(crate) async fn empty_database(&self, name: &str) -> anyhow::Result<String> {
+        self.drop_database(name).await?;
         let mut connection = PgConnection::connect(self.url()).await?;
-        for sql in [format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"), format!("CREATE DATABASE {name}")] {
+        let create = format!("CREATE DATABASE {name}");
+        for sql in [create, format!("COMMENT ON DATABASE {name} IS '{PEERS_DATABASE}'")] {
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await?;
         }
-        let (server, _) = self.url().rsplit_once('/').unwrap_or((self.url(), ""));
-        Ok(format!("{server}/{name}"))
+        let (before, parameters) = self.url().split_once('?').unwrap_or((self.url(), ""));
+        let (server, _) = before.rsplit_once('/').unwrap_or((before, ""));
+        let parameters = if parameters.is_empty() { String::new() } else { format!("?{parameters}") };
+        Ok(format!("{server}/{name}{parameters}"))
     }
 
+    /// Drops a database that was made by [`empty_database`](Self::empty_database), if it is there.
     pub(crate) async fn drop_database(&self, name: &str) -> anyhow::Result<()> {
         let mut connection = PgConnection::connect(self.url()).await?;
-        let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await?;
+        let about = "SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname = $1";
+        let about: Option<Option<String>> =
+            sqlx::query_scalar(about).bind(name).fetch_optional(&mut connection).await?;
+        if let Some(about) = about {
+            ensure!(
+                about.as_deref() == Some(PEERS_DATABASE),
+                "there is a database {name} that no run has made, and peers get one of that name: drop it, if nobody needs it"
+            );
+            let sql = format!("DROP DATABASE {name} WITH (FORCE)");
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await?;
+        }
         Ok(())
     }
 }
 
 impl Subject for Postgres {
     type Store = PgStore;
+    type Hand = PgConnection;
 
     fn name(&self) -> &'static str {
         "postgres"
@@ -55,9 +99,10 @@ impl Subject for Postgres {
 
     async fn version(&self) -> anyhow::Result<String> {
         let mut connection = PgConnection::connect(self.url()).await?;
-        let sql = "SELECT format('PostgreSQL %s, shared_buffers %s, fsync %s, synchronous_commit %s',
-                   current_setting('server_version'), current_setting('shared_buffers'), current_setting('fsync'),
-                   current_setting('synchronous_commit'))";
+        let sql = "SELECT format('PostgreSQL %s, ', current_setting('server_version')) ||
+                   (SELECT string_agg(name || ' ' || current_setting(name), ', ' ORDER BY place)
+                    FROM unnest(ARRAY['shared_buffers', 'fsync', 'synchronous_commit', 'max_wal_size', 'checkpoint_timeout',
+                                      'max_connections', 'autovacuum', 'wal_level']) WITH ORDINALITY AS s (name, place))";
         Ok(sqlx::query_scalar(sql).fetch_one(&mut connection).await?)
     }
 
@@ -98,7 +143,13 @@ impl Subject for Postgres {
     }
 
     async fn settle_down(store: &PgStore) -> anyhow::Result<()> {
-        sqlx::raw_sql("VACUUM ANALYZE outbox_event").execute(store.pool()).await?;
+        // Those of lanes are there once they are asked for. Keys come to theirs one by one, long before what is measured.
+        let there = "SELECT relname::text FROM pg_class WHERE oid IN \
+                     (to_regclass('outbox_event'), to_regclass('outbox_event_key'), to_regclass('outbox_event_lane'))";
+        let tables: Vec<String> = sqlx::query_scalar(there).fetch_all(store.pool()).await?;
+        for table in tables {
+            sqlx::raw_sql(AssertSqlSafe(format!("VACUUM ANALYZE {table}"))).execute(store.pool()).await?;
+        }
         sqlx::raw_sql("CHECKPOINT").execute(store.pool()).await?;
         Ok(())
     }
@@ -108,14 +159,32 @@ impl Subject for Postgres {
         Ok(())
     }
 
-    async fn write_bare(store: &PgStore) -> anyhow::Result<()> {
-        let mut tx = store.pool().begin().await?;
+    async fn writers(store: &PgStore, count: usize) -> anyhow::Result<Vec<PgConnection>> {
+        let mut writers = Vec::with_capacity(count);
+        for _ in 0..count {
+            writers.push(PgConnection::connect_with(&store.pool().connect_options()).await?);
+        }
+        Ok(writers)
+    }
+
+    async fn drainer(store: &PgStore) -> anyhow::Result<PgConnection> {
+        Ok(PgConnection::connect_with(&store.pool().connect_options()).await?)
+    }
+
+    /// A plan that was made while the table was small would be kept.
+    async fn expect_growth(hand: &mut PgConnection) -> anyhow::Result<()> {
+        sqlx::raw_sql("SET plan_cache_mode = force_custom_plan").execute(hand).await?;
+        Ok(())
+    }
+
+    async fn write_bare(hand: &mut PgConnection) -> anyhow::Result<()> {
+        let mut tx = hand.begin().await?;
         Self::order(&mut tx).await?;
         Ok(tx.commit().await?)
     }
 
-    async fn write_by_hand(store: &PgStore, events: &[Event]) -> anyhow::Result<()> {
-        let mut tx = store.pool().begin().await?;
+    async fn write_by_hand(hand: &mut PgConnection, events: &[Event]) -> anyhow::Result<()> {
+        let mut tx = hand.begin().await?;
         Self::order(&mut tx).await?;
         if let [event] = events {
             sqlx::query(
@@ -146,14 +215,37 @@ impl Subject for Postgres {
         Ok(tx.commit().await?)
     }
 
-    async fn drain_by_hand(store: &PgStore, deleting: bool) -> anyhow::Result<()> {
-        let mut connection = store.pool().acquire().await?;
-        while !complete_batch(&mut connection, deleting).await?.is_empty() {}
-        Ok(())
+    /// The least that a correct loop can do: claim a batch, complete it.
+    async fn pass_by_hand(hand: &mut PgConnection, pass: Pass, hear: &Hear) -> anyhow::Result<Passed> {
+        let claim = match (pass.mark, pass.claims_without_the_disk) {
+            (Some(_), _) => CLAIM_AFTER,
+            (None, true) => CLAIM_WITHOUT_THE_DISK,
+            (None, false) => CLAIM,
+        };
+        let mut claim = sqlx::query(claim).bind(i64::try_from(BATCH)?);
+        if let Some(mark) = pass.mark {
+            claim = claim.bind(mark);
+        }
+        let rows = claim.fetch_all(&mut *hand).await?;
+        let mut passed = Passed::with_capacity(rows.len());
+        for row in &rows {
+            passed.push((row.get(0), row.get(1), row.get(2), row.get(3), row.get(4), row.get(5)));
+        }
+        hear(&passed);
+        if !rows.is_empty() {
+            let complete = if pass.deleting { DELETE } else { COMPLETE };
+            sqlx::query(complete).bind(&passed.seqs).execute(hand).await?;
+        }
+        Ok(passed)
     }
 
-    async fn complete_by_hand(store: &PgStore) -> anyhow::Result<Vec<Option<String>>> {
-        complete_batch(&mut *store.pool().acquire().await?, false).await
+    fn own_program(&self) -> Option<&'static str> {
+        self.pgbench.as_ref().map(|_| "pgbench")
+    }
+
+    async fn write_by_own_program(&self, writers: usize, writing: Duration) -> anyhow::Result<f64> {
+        let program = self.pgbench.as_ref().context("pgbench is not installed")?;
+        pgbench::write(program, self.url(), writers, writing).await
     }
 
     async fn pin(store: &PgStore) -> anyhow::Result<Box<dyn Send>> {
@@ -184,30 +276,41 @@ impl Subject for Postgres {
     }
 }
 
-/// The least that a correct loop can do: claim a batch, complete it.
-async fn complete_batch(connection: &mut PgConnection, deleting: bool) -> anyhow::Result<Vec<Option<String>>> {
-    let rows = sqlx::query(
-        "UPDATE outbox_event SET locked_by = 'hand', locked_at = clock_timestamp() WHERE seq = ANY (ARRAY(
-             SELECT seq FROM outbox_event WHERE status IN (0, 2) AND available_at <= now() AND locked_by IS NULL
-             ORDER BY available_at, seq LIMIT $1 FOR UPDATE SKIP LOCKED))
-         RETURNING seq, event_id, event_type, aggregate_type, aggregate_id, payload, headers, attempts",
-    )
-    .bind(i64::try_from(BATCH)?)
-    .fetch_all(&mut *connection)
-    .await?;
-    let (mut seqs, mut keys) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
-    for row in &rows {
-        let event: (i64, String, String, Option<String>, Option<String>, Option<String>) =
-            (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4), row.get(5));
-        seqs.push(event.0);
-        keys.push(event.4);
-    }
-    let complete = if deleting {
-        "DELETE FROM outbox_event WHERE seq = ANY ($1) AND locked_by = 'hand'"
-    } else {
-        "UPDATE outbox_event SET status = 1, done_at = clock_timestamp(), locked_by = NULL, locked_at = NULL
-         WHERE seq = ANY ($1) AND locked_by = 'hand'"
+/// Claims the first rows of those that wait.
+macro_rules! claim {
+    ($waiting:literal, $order:literal, $more:literal) => {
+        concat!(
+            "UPDATE outbox_event SET locked_by = 'hand', locked_at = clock_timestamp() WHERE seq = ANY (ARRAY(
+                 SELECT seq FROM outbox_event WHERE ",
+            $waiting,
+            " AND available_at <= now() AND locked_by IS NULL ORDER BY ",
+            $order,
+            " LIMIT $1 FOR UPDATE SKIP LOCKED)) ",
+            $more,
+            " RETURNING seq, event_id, event_type, aggregate_type, aggregate_id, payload, headers, attempts"
+        )
     };
-    sqlx::query(complete).bind(seqs).execute(connection).await?;
-    Ok(keys)
 }
+
+const CLAIM: &str = claim!("status IN (0, 2)", "available_at, seq", "");
+
+/// A lease that a crash takes back was held for nothing.
+pub(crate) const CLAIM_WITHOUT_THE_DISK: &str = claim!(
+    "status IN (0, 2)",
+    "available_at, seq",
+    "AND (SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
+);
+
+/// From the index on numbers, and not from the one on what waits, in which everything that was claimed before stands for as long as
+/// a transaction may want to see it. A range with two ends looks narrow to a planner that knows nothing of the table yet.
+const CLAIM_AFTER: &str = claim!(
+    "seq > $2 AND seq < $2 + 1000000000 AND status + 0 IN (0, 2)",
+    "seq",
+    "AND (SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
+);
+
+pub(crate) const COMPLETE: &str =
+    "UPDATE outbox_event SET status = 1, done_at = clock_timestamp(), locked_by = NULL, locked_at = NULL
+     WHERE seq = ANY ($1) AND locked_by = 'hand'";
+
+const DELETE: &str = "DELETE FROM outbox_event WHERE seq = ANY ($1) AND locked_by = 'hand'";

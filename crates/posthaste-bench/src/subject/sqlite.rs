@@ -1,15 +1,17 @@
 //! SQLite, in a file.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use posthaste_core::Event;
 use posthaste_sql::SqliteStore;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqlitePool, SqliteSynchronous};
-use sqlx::{QueryBuilder, Row};
+use sqlx::{Connection, QueryBuilder, Row};
 use tempfile::TempDir;
+use tokio::sync::Mutex;
 
-use super::{BATCH, Subject, order, payload};
+use super::{BATCH, Hear, Pass, Passed, Subject, order, payload};
 
 /// Files in a directory of its own.
 pub(crate) struct Sqlite {
@@ -30,6 +32,11 @@ impl Sqlite {
 
 impl Subject for Sqlite {
     type Store = SqliteStore;
+    /// Who writes by hand takes turns: with a connection each, writers would wait for the lock of the file by sleeping.
+    type Hand = Arc<Mutex<SqliteConnection>>;
+
+    /// One writes at a time, so a second loop could only wait.
+    const LOOPS: usize = 1;
 
     fn name(&self) -> &'static str {
         "sqlite"
@@ -85,14 +92,28 @@ impl Subject for Sqlite {
         Ok(())
     }
 
-    async fn write_bare(store: &SqliteStore) -> anyhow::Result<()> {
-        let mut tx = store.pool().begin_with("BEGIN IMMEDIATE").await?;
+    async fn writers(store: &SqliteStore, count: usize) -> anyhow::Result<Vec<Self::Hand>> {
+        let writer = SqliteConnection::connect_with(&store.pool().connect_options()).await?;
+        Ok(std::iter::repeat_n(Arc::new(Mutex::new(writer)), count).collect())
+    }
+
+    /// It waits for the disk no more than the outbox does, whose claims and settlements run with `synchronous = NORMAL`.
+    async fn drainer(store: &SqliteStore) -> anyhow::Result<Self::Hand> {
+        let options = SqliteConnectOptions::clone(&store.pool().connect_options());
+        let drainer = SqliteConnection::connect_with(&options.synchronous(SqliteSynchronous::Normal)).await?;
+        Ok(Arc::new(Mutex::new(drainer)))
+    }
+
+    async fn write_bare(hand: &mut Self::Hand) -> anyhow::Result<()> {
+        let mut connection = hand.lock().await;
+        let mut tx = connection.begin_with("BEGIN IMMEDIATE").await?;
         Self::order(&mut tx).await?;
         Ok(tx.commit().await?)
     }
 
-    async fn write_by_hand(store: &SqliteStore, events: &[Event]) -> anyhow::Result<()> {
-        let mut tx = store.pool().begin_with("BEGIN IMMEDIATE").await?;
+    async fn write_by_hand(hand: &mut Self::Hand, events: &[Event]) -> anyhow::Result<()> {
+        let mut connection = hand.lock().await;
+        let mut tx = connection.begin_with("BEGIN IMMEDIATE").await?;
         Self::order(&mut tx).await?;
         let mut insert = QueryBuilder::new(
             "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload, content_type, \
@@ -111,18 +132,35 @@ impl Subject for Sqlite {
         Ok(tx.commit().await?)
     }
 
-    /// It waits for the disk no more than the outbox does, whose claims and settlements run with `synchronous = NORMAL`.
-    async fn drain_by_hand(store: &SqliteStore, deleting: bool) -> anyhow::Result<()> {
-        let options = SqliteConnectOptions::clone(&store.pool().connect_options());
-        let pool = store.pool().options().clone().max_connections(1);
-        let pool = pool.connect_with(options.synchronous(SqliteSynchronous::Normal)).await?;
-        while !complete_batch(&pool, deleting).await?.is_empty() {}
-        pool.close().await;
-        Ok(())
-    }
-
-    async fn complete_by_hand(store: &SqliteStore) -> anyhow::Result<Vec<Option<String>>> {
-        complete_batch(store.pool(), false).await
+    /// The least that a correct loop can do: claim a batch, complete it, commit.
+    async fn pass_by_hand(hand: &mut Self::Hand, pass: Pass, hear: &Hear) -> anyhow::Result<Passed> {
+        let mut connection = hand.lock().await;
+        let mut tx = connection.begin_with("BEGIN IMMEDIATE").await?;
+        // Nothing is left behind in an index here that a mark would spare.
+        let rows = sqlx::query(
+            "UPDATE outbox_event SET locked_by = 'hand', locked_at = 1 WHERE seq IN (
+                 SELECT seq FROM outbox_event
+                 WHERE status IN (0, 2) AND available_at <= 9000000000000000 AND locked_by IS NULL
+                 ORDER BY available_at, seq LIMIT ?)
+             RETURNING seq, event_id, event_type, aggregate_type, aggregate_id, payload, headers, attempts",
+        )
+        .bind(i64::try_from(BATCH)?)
+        .fetch_all(&mut *tx)
+        .await?;
+        let mut passed = Passed::with_capacity(rows.len());
+        for row in &rows {
+            passed.push((row.get(0), row.get(1), row.get(2), row.get(3), row.get(4), row.get(5)));
+        }
+        hear(&passed);
+        let complete = if pass.deleting {
+            "DELETE FROM outbox_event WHERE seq IN (SELECT value FROM json_each(?))"
+        } else {
+            "UPDATE outbox_event SET status = 1, done_at = 1, locked_by = NULL, locked_at = NULL
+             WHERE seq IN (SELECT value FROM json_each(?))"
+        };
+        sqlx::query(complete).bind(serde_json::to_string(&passed.seqs)?).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(passed)
     }
 
     /// A reader keeps the log from being written back.
@@ -142,35 +180,4 @@ impl Subject for Sqlite {
         // It goes with the directory in any case.
         let _ = std::fs::remove_file(path);
     }
-}
-
-/// The least that a correct loop can do: claim a batch, complete it, commit.
-async fn complete_batch(pool: &SqlitePool, deleting: bool) -> anyhow::Result<Vec<Option<String>>> {
-    let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-    let rows = sqlx::query(
-        "UPDATE outbox_event SET locked_by = 'hand', locked_at = 1 WHERE seq IN (
-             SELECT seq FROM outbox_event
-             WHERE status IN (0, 2) AND available_at <= 9000000000000000 AND locked_by IS NULL
-             ORDER BY available_at, seq LIMIT ?)
-         RETURNING seq, event_id, event_type, aggregate_type, aggregate_id, payload, headers, attempts",
-    )
-    .bind(i64::try_from(BATCH)?)
-    .fetch_all(&mut *tx)
-    .await?;
-    let (mut seqs, mut keys) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
-    for row in &rows {
-        let event: (i64, String, String, Option<String>, Option<String>, Option<String>) =
-            (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4), row.get(5));
-        seqs.push(event.0);
-        keys.push(event.4);
-    }
-    let complete = if deleting {
-        "DELETE FROM outbox_event WHERE seq IN (SELECT value FROM json_each(?))"
-    } else {
-        "UPDATE outbox_event SET status = 1, done_at = 1, locked_by = NULL, locked_at = NULL
-         WHERE seq IN (SELECT value FROM json_each(?))"
-    };
-    sqlx::query(complete).bind(serde_json::to_string(&seqs)?).execute(&mut *tx).await?;
-    tx.commit().await?;
-    Ok(keys)
 }

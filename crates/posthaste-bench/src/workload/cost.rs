@@ -1,21 +1,20 @@
 //! X: what an event costs.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use posthaste_core::Outbox;
+use anyhow::ensure;
+use posthaste_core::{Options, Outbox};
 
 use super::Counter;
-use super::drain::{Relays, drain_filled};
+use super::drain::{Relays, drain, pass_all};
+use super::write::{ByHand, Ours, write_all};
 use crate::bench::Bench;
-use crate::measure::About;
+use crate::measure::{About, Figures};
+use crate::rounds::{number, of};
 use crate::server::own_cpu_seconds;
 use crate::statements::Statements;
-use crate::subject::{Filling, Subject, check_done, event, fill, payload};
-
-/// Transactions at a time.
-const WRITERS: usize = 8;
+use crate::subject::{Filling, Subject, check_drained, fill};
 
 /// The most statements about the outbox for an event on the hot path: one INSERT, and a share of one UPDATE.
 const MOST_STATEMENTS: f64 = 1.2;
@@ -23,37 +22,51 @@ const MOST_STATEMENTS: f64 = 1.2;
 /// What each event cost, by the name of the quantity.
 type Costs = BTreeMap<&'static str, f64>;
 
+/// The same of several rounds.
+type ByQuantity = BTreeMap<String, Figures>;
+
+/// Who works, and on which path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Contestant {
+    WrittenByHand,
+    Hot,
+    DrainedByHand,
+    Cold,
+}
+
+impl Contestant {
+    fn name(self) -> &'static str {
+        match self {
+            Self::WrittenByHand => "written by hand",
+            Self::Hot => "hot",
+            Self::DrainedByHand => "drained by hand",
+            Self::Cold => "cold",
+        }
+    }
+}
+
 /// On the hot path and on the cold one, beside the same work by hand.
 pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::Result<()> {
-    let events = bench.sizes.events / 5;
-    let written = cost(subject, events, async |store| {
-        write(events, async |number| S::write_by_hand(store, &[event(number, &payload(200))]).await).await
-    })
-    .await?;
-    let hot = cost(subject, events, async |store| {
-        let (_, listener) = Counter::listener(usize::MAX);
-        let outbox = Outbox::builder(store.clone()).listen_all(listener).start().await?;
-        write(events, async |number| {
-            let mut tx = outbox.begin().await?;
-            S::order(&mut tx).await?;
-            tx.write(event(number, &payload(200))).await?;
-            Ok(tx.commit().await?)
-        })
-        .await?;
-        outbox.shutdown().await;
-        check_done(store, events).await
-    })
-    .await?;
-    report(bench, subject, "hot", "written and delivered hot", "written by hand and not delivered", &hot, &written);
-
-    let events = bench.sizes.events;
-    let filling = Filling { events, ..Filling::default() };
-    let by_hand = cost_filled(subject, filling, async |store| S::drain_by_hand(store, false).await).await?;
-    let cold = cost_filled(subject, filling, async |store| {
-        drain_filled(subject, store, filling, Relays::default()).await.map(drop)
-    })
-    .await?;
-    report(bench, subject, "cold", "claimed, delivered and settled", "claimed and completed by hand", &cold, &by_hand);
+    use Contestant::{Cold, DrainedByHand, Hot, WrittenByHand};
+    let mut seen: BTreeMap<Contestant, ByQuantity> = BTreeMap::new();
+    for (round, counts) in bench.rounds.all() {
+        let mut order = [WrittenByHand, Hot, DrainedByHand, Cold];
+        bench.rounds.random.shuffle(&mut order);
+        for contestant in order {
+            let costs = cost(subject, contestant, bench.sizes.events).await?;
+            let words: Vec<_> = costs.iter().map(|(quantity, cost)| format!("{} {quantity}", number(*cost))).collect();
+            say!("X {}, {round}, {}: {} per event", subject.name(), contestant.name(), words.join(", "));
+            if counts {
+                let seen = seen.entry(contestant).or_default();
+                costs.iter().for_each(|(quantity, cost)| seen.entry((*quantity).to_owned()).or_default().push(*cost));
+            }
+        }
+    }
+    let seen = |contestant| seen.get(&contestant).cloned().unwrap_or_default();
+    let words = ("written and delivered hot", "written by hand and not delivered");
+    report(bench, subject, "hot", words, &seen(Hot), &seen(WrittenByHand));
+    let words = ("claimed, delivered and settled", "claimed and completed by hand");
+    report(bench, subject, "cold", words, &seen(Cold), &seen(DrainedByHand));
     Ok(())
 }
 
@@ -61,19 +74,17 @@ fn report<S: Subject>(
     bench: &mut Bench,
     subject: &S,
     path: &str,
-    what: &str,
-    against: &str,
-    ours: &Costs,
-    by_hand: &Costs,
+    (what, against): (&str, &str),
+    ours: &ByQuantity,
+    by_hand: &ByQuantity,
 ) {
     for (quantity, ours) in ours {
-        let figures = [*ours].into_iter().collect();
         let (workload, unit) = (format!("X {path}, {quantity}"), format!("{quantity} per event"));
         let about = About { workload: &workload, database: subject.name(), what, against, unit: &unit };
-        if path == "hot" && *quantity == STATEMENTS {
-            bench.add(about.at_most(&figures, MOST_STATEMENTS));
-        } else if let Some(by_hand) = by_hand.get(quantity) {
-            bench.add(about.compare_costs(&figures, &[*by_hand].into_iter().collect(), None));
+        if path == "hot" && quantity == STATEMENTS {
+            bench.add(about.at_most(ours, MOST_STATEMENTS));
+        } else if by_hand.contains_key(quantity) {
+            bench.add(about.compare_costs(ours, &of(by_hand, quantity), None));
         }
     }
 }
@@ -83,48 +94,58 @@ const STATEMENTS: &str = "statements";
 /// How long a session takes to end after its connection was closed.
 const SESSIONS_END: Duration = Duration::from_millis(500);
 
-async fn cost_filled<S: Subject>(
-    subject: &S,
-    filling: Filling,
-    work: impl AsyncFn(&S::Store) -> anyhow::Result<()>,
-) -> anyhow::Result<Costs> {
-    let store = subject.fresh().await?;
-    fill::<S>(&store, filling).await?;
+/// What each of the events costs who does the work. A fifth of them, where they are written one by one.
+async fn cost<S: Subject>(subject: &S, contestant: Contestant, events: usize) -> anyhow::Result<Costs> {
+    let on_hot_path = matches!(contestant, Contestant::WrittenByHand | Contestant::Hot);
+    let waiting = if on_hot_path { 0 } else { events };
+    let events = if on_hot_path { events / 5 } else { events };
+    let filled = subject.fresh().await?;
+    fill::<S>(&filled, Filling { events: waiting, ..Filling::default() }).await?;
     // What filled it is none of the cost, and has not been told yet.
-    let worker = subject.another(&store).await?;
-    S::leave(store).await;
+    let store = subject.another(&filled).await?;
+    S::leave(filled).await;
     tokio::time::sleep(SESSIONS_END).await;
-    let store = worker;
-    counted(subject, store, filling.events, work).await
-}
-
-async fn cost<S: Subject>(
-    subject: &S,
-    events: usize,
-    work: impl AsyncFn(&S::Store) -> anyhow::Result<()>,
-) -> anyhow::Result<Costs> {
-    cost_filled(subject, Filling::default(), async |store| work(store).await).await.map(|mut costs| {
-        // Counted for no events, so for the one that stands for them.
-        costs.values_mut().for_each(|cost| *cost /= events as f64);
-        costs
+    let costs = counted(subject, &store, events, async |store| match contestant {
+        Contestant::WrittenByHand => write_all(events, ByHand::<S>::all(store, 1).await?).await,
+        Contestant::Hot => {
+            let (_, listener) = Counter::listener(usize::MAX);
+            let outbox = Outbox::builder(store.clone()).listen_all(listener).start().await?;
+            write_all(events, Ours::<S>::all(&outbox, 1)).await?;
+            let closed = outbox.shutdown().await;
+            ensure!(closed.is_clean(), "the shutdown left something over: {closed:?}");
+            Ok(())
+        }
+        Contestant::DrainedByHand => pass_all::<S>(vec![S::drainer(store).await?], Relays::default()).await,
+        Contestant::Cold => drain(subject, store, events, Relays::default(), Options::default()).await.map(drop),
     })
+    .await?;
+    // Only now: to look is no part of the cost.
+    let looking = subject.another(&store).await?;
+    if contestant != Contestant::WrittenByHand {
+        check_drained(&looking, Filling { events, ..Filling::default() }).await?;
+    }
+    S::close(looking).await;
+    Ok(costs)
 }
 
 async fn counted<S: Subject>(
     subject: &S,
-    store: S::Store,
+    store: &S::Store,
     events: usize,
-    work: impl AsyncFn(&S::Store) -> anyhow::Result<()>,
+    work: impl AsyncFnOnce(&S::Store) -> anyhow::Result<()>,
 ) -> anyhow::Result<Costs> {
     let (before, cpu_before, statements) = (subject.usage().await?, own_cpu_seconds()?, Statements::count());
     #[cfg(feature = "allocations")]
     let allocated_before = stats_alloc::INSTRUMENTED_SYSTEM.stats();
-    work(&store).await?;
+    work(store).await?;
     let mut costs = Costs::new();
     #[cfg(feature = "allocations")]
     {
         let allocated = stats_alloc::INSTRUMENTED_SYSTEM.stats() - allocated_before;
-        costs.insert("allocations of the client", allocated.allocations as f64);
+        // Nothing is counted in a program that has another allocator, such as the command.
+        if allocated.allocations > 0 {
+            costs.insert("allocations of the client", allocated.allocations as f64);
+        }
     }
     costs.insert("µs of the client's processor", (own_cpu_seconds()? - cpu_before) * 1e6);
     if let Some(statements) = &statements {
@@ -132,7 +153,7 @@ async fn counted<S: Subject>(
     }
     drop(statements);
     // Sessions tell the server of what they did when they end.
-    S::close(store).await;
+    S::leave(store.clone()).await;
     tokio::time::sleep(SESSIONS_END).await;
     let after = subject.usage().await?;
     let mut counted = |quantity, before: Option<u64>, after: Option<u64>| {
@@ -148,19 +169,4 @@ async fn counted<S: Subject>(
     }
     costs.values_mut().for_each(|cost| *cost /= events.max(1) as f64);
     Ok(costs)
-}
-
-/// So many transactions, by all writers together.
-async fn write(transactions: usize, write: impl AsyncFn(usize) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let next = AtomicUsize::new(0);
-    let writer = async || {
-        loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            if number >= transactions {
-                return anyhow::Ok(());
-            }
-            write(number).await?;
-        }
-    };
-    futures_util::future::try_join_all((0..WRITERS).map(|_| writer())).await.map(drop)
 }

@@ -1,57 +1,76 @@
 //! D: rows that wait, until the last is DONE.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use posthaste_core::store::{AdminStore, Store};
 use posthaste_core::{Options, Ordered, Outbox};
+use tokio::task::JoinSet;
 
 use super::Counter;
-use crate::bench::Bench;
+use crate::bench::{Bench, goal};
 use crate::measure::About;
 use crate::peer::Peers;
 use crate::rounds::of;
-use crate::subject::{self, Filling, Subject, fill};
+use crate::subject::{self, Filling, Pass, Subject, fill};
 
 /// D, D+1M and Ddel.
 pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, peers: &Peers<'_>) -> anyhow::Result<()> {
     let (events, beside) = (bench.sizes.events, bench.sizes.done_beside);
     let filling = Filling { events, ..Filling::default() };
-    let contestants =
-        peers.beside(&["by hand", "outbox", "done rows beside", "by hand deleting", "outbox deleting"], "D");
+    let mut contestants = vec!["by hand", "outbox", "done rows beside", "by hand deleting", "outbox deleting"];
+    if S::LOOPS > 1 {
+        contestants.extend(["two loops by hand", "two loops by hand deleting"]);
+    }
+    let contestants = peers.beside(&contestants, "D");
     let title = format!("D {}", subject.name());
+    let (keeping, deleting) = (Relays::default(), Relays { deleting: true, ..Relays::default() });
     let figures = bench
         .rounds
         .run(&title, "events/s", &contestants, async |contestant| match contestant {
-            "by hand" => by_hand(subject, filling, Relays::default()).await,
-            "by hand deleting" => by_hand(subject, filling, Relays { deleting: true, ..Relays::default() }).await,
-            "outbox" => ours(subject, filling, Relays::default()).await,
-            "done rows beside" => ours(subject, Filling { done: beside, ..filling }, Relays::default()).await,
-            "outbox deleting" => ours(subject, filling, Relays { deleting: true, ..Relays::default() }).await,
+            "by hand" => by_hand(subject, filling, keeping).await,
+            "by hand deleting" => by_hand(subject, filling, deleting).await,
+            "two loops by hand" => by_hand(subject, filling, keeping.overlapping::<S>()).await,
+            "two loops by hand deleting" => by_hand(subject, filling, deleting.overlapping::<S>()).await,
+            "outbox" => ours(subject, filling, keeping).await,
+            "done rows beside" => ours(subject, Filling { done: beside, ..filling }, keeping).await,
+            "outbox deleting" => ours(subject, filling, deleting).await,
             peer => peers.measure(peer, &["--workload", "D", "--events", &events.to_string()]).await,
         })
         .await?;
-    let goals = bench.goals(subject.name());
     let about = About {
         workload: "D",
         database: subject.name(),
         what: "drain of rows that wait",
-        against: "claim and complete 500 at a time by hand",
+        against: "claim and complete 500 at a time by hand, on one connection",
         unit: "events/s",
     };
+    let two_loops = About {
+        workload: "D/two loops",
+        against: "two such loops on a connection each, whose claims do not wait for the disk",
+        ..about
+    };
     let ours = of(&figures, "outbox");
-    bench.add_with_peers(about.compare(&ours, &of(&figures, "by hand"), goals.drain), &figures);
+    bench.add_with_peers(about.compare(&ours, &of(&figures, "by hand"), Some(goal::DRAIN)), &figures);
+    if S::LOOPS > 1 {
+        bench.add(two_loops.compare(&ours, &of(&figures, "two loops by hand"), None));
+    }
     let words = format!("drain with {beside} done rows beside");
     let about = About { workload: "D+1M", what: &words, against: "the same without them", ..about };
-    bench.add(about.compare(&of(&figures, "done rows beside"), &ours, goals.drain_beside_done));
+    bench.add(about.compare(&of(&figures, "done rows beside"), &ours, Some(goal::DRAIN_BESIDE_DONE)));
     let about = About {
         workload: "Ddel",
         what: "drain of rows that wait, deleting them",
-        against: "claim and delete 500 at a time by hand",
+        against: "claim and delete 500 at a time by hand, on one connection",
         ..about
     };
-    bench.add(about.compare(&of(&figures, "outbox deleting"), &of(&figures, "by hand deleting"), goals.drain));
+    let ours = of(&figures, "outbox deleting");
+    bench.add(about.compare(&ours, &of(&figures, "by hand deleting"), Some(goal::DRAIN)));
+    if S::LOOPS > 1 {
+        let two_loops = About { workload: "Ddel/two loops", what: about.what, ..two_loops };
+        bench.add(two_loops.compare(&ours, &of(&figures, "two loops by hand deleting"), None));
+    }
     Ok(())
 }
 
@@ -62,6 +81,8 @@ pub(crate) struct Relays {
     pub(crate) count: usize,
     /// How many loops by hand, each with a connection, there are for one of them.
     pub(crate) loops_for_each: usize,
+    /// Whether the claims of these loops do not wait for the disk, as those of a relay do not.
+    pub(crate) claims_without_the_disk: bool,
     pub(crate) workers: Option<usize>,
     pub(crate) deleting: bool,
     /// Whether the events of one aggregate are delivered in their order.
@@ -70,7 +91,21 @@ pub(crate) struct Relays {
 
 impl Default for Relays {
     fn default() -> Self {
-        Self { count: 1, loops_for_each: 1, workers: None, deleting: false, ordered: false }
+        Self {
+            count: 1,
+            loops_for_each: 1,
+            claims_without_the_disk: false,
+            workers: None,
+            deleting: false,
+            ordered: false,
+        }
+    }
+}
+
+impl Relays {
+    /// With what is faster by hand than one loop for each: as a relay does, they claim while others complete.
+    pub(crate) fn overlapping<S: Subject>(self) -> Self {
+        Self { loops_for_each: S::LOOPS, claims_without_the_disk: true, ..self }
     }
 }
 
@@ -88,12 +123,31 @@ pub(crate) async fn drain_filled_by_hand<S: Subject>(
     filling: Filling,
     relays: Relays,
 ) -> anyhow::Result<f64> {
+    let mut hands = Vec::new();
+    for _ in 0..relays.count * relays.loops_for_each {
+        hands.push(S::drainer(store).await?);
+    }
     let started_at = Instant::now();
-    let loops = (0..relays.count * relays.loops_for_each).map(|_| S::drain_by_hand(store, relays.deleting));
-    futures_util::future::try_join_all(loops).await?;
+    pass_all::<S>(hands, relays).await?;
     let took = started_at.elapsed();
     check_drained(store, filling, relays.deleting).await?;
     Ok(filling.events as f64 / took.as_secs_f64())
+}
+
+/// Claims and completes until nothing is left: a loop on each connection, and each a task, as those of the outbox are.
+pub(crate) async fn pass_all<S: Subject>(hands: Vec<S::Hand>, relays: Relays) -> anyhow::Result<()> {
+    let pass = Pass { deleting: relays.deleting, claims_without_the_disk: relays.claims_without_the_disk, mark: None };
+    let mut loops = JoinSet::new();
+    for mut hand in hands {
+        loops.spawn(async move {
+            while !S::pass_by_hand(&mut hand, pass, &|_| ()).await?.seqs.is_empty() {}
+            anyhow::Ok(())
+        });
+    }
+    while let Some(ended) = loops.join_next().await {
+        ended??;
+    }
+    Ok(())
 }
 
 /// Events per second of the outbox, with default settings but for what is given.
@@ -120,8 +174,21 @@ pub(crate) async fn drain_filled_with<S: Subject>(
     store: &S::Store,
     filling: Filling,
     relays: Relays,
-    mut options: Options,
+    options: Options,
 ) -> anyhow::Result<f64> {
+    let took = drain(subject, store, filling.events, relays, options).await?;
+    check_drained(store, filling, relays.deleting).await?;
+    Ok(filling.events as f64 / took.as_secs_f64())
+}
+
+/// How long the outbox takes until so many are DONE. Nobody has looked yet whether they are.
+pub(crate) async fn drain<S: Subject>(
+    subject: &S,
+    store: &S::Store,
+    events: usize,
+    relays: Relays,
+    mut options: Options,
+) -> anyhow::Result<Duration> {
     if let Some(workers) = relays.workers {
         options.workers = workers;
     }
@@ -129,7 +196,7 @@ pub(crate) async fn drain_filled_with<S: Subject>(
     for _ in 1..relays.count {
         stores.push(subject.another(store).await?);
     }
-    let (counter, listener) = Counter::listener(filling.events);
+    let (counter, listener) = Counter::listener(events);
     let listener = Arc::new(listener);
     let started_at = Instant::now();
     let mut outboxes = Vec::new();
@@ -149,11 +216,10 @@ pub(crate) async fn drain_filled_with<S: Subject>(
     for closed in closed {
         ensure!(closed.is_clean(), "the shutdown left something over: {closed:?}");
     }
-    check_drained(store, filling, relays.deleting).await?;
-    Ok(filling.events as f64 / took.as_secs_f64())
+    Ok(took)
 }
 
-async fn check_drained<S: Store>(store: &S, filling: Filling, deleting: bool) -> anyhow::Result<()> {
+pub(crate) async fn check_drained<S: Store>(store: &S, filling: Filling, deleting: bool) -> anyhow::Result<()> {
     if deleting {
         let left = AdminStore::counts(store).await?.total();
         ensure!(left == filling.done as u64, "{left} rows are left of {}", filling.done);

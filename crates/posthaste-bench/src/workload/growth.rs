@@ -1,21 +1,28 @@
 //! How the cost of an event grows, beside how it grows for who works by hand.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use posthaste_core::{Delivery, Outbox};
 use serde::Serialize;
+use tokio::sync::Notify;
 
 use super::drain::{Relays, drain_filled, drain_filled_by_hand};
 use crate::bench::Bench;
-use crate::measure::{About, Figures};
+use crate::measure::{About, Figures, Measurement};
 use crate::rounds::number;
-use crate::subject::{Filling, Subject, event, fill, payload};
+use crate::subject::{Filling, Pass, Passed, Subject, event, fill, payload};
 
-/// How much of the ratio at the smallest size must be left at any larger one, or of 1 if it was more: to lose a lead over work by
-/// hand is not to grow worse than it.
+/// How much of the ratio at the size where growth begins must be left at any larger one: nothing may grow worse than work by hand does.
 const GOAL: f64 = 0.9;
+
+/// With a smaller backlog it is the start of an outbox that is measured.
+const FIRST_BACKLOG: usize = 10_000;
+
+/// How much longer than in the best part of the time an event may take in the worst one.
+const FLAT: f64 = 2.0;
 
 /// How large things grow.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +64,8 @@ pub(crate) struct Growth {
     pub(crate) database: String,
     pub(crate) what: String,
     pub(crate) unit: String,
+    /// The size with which those beyond it are compared.
+    pub(crate) from: usize,
     pub(crate) points: Vec<Point>,
 }
 
@@ -99,32 +108,33 @@ pub(crate) async fn run<S: Subject>(
     let events = bench.sizes.events;
     let base = Filling { events, ..Filling::default() };
     let mut grown = Vec::new();
+    // As a relay does, they claim on one connection while they complete on another.
+    let relays = Relays::default().overlapping::<S>();
     for part in parts {
         grown.push(match part {
             Part::Done => {
-                let sizes = reach.done.iter().map(|&done| (done, Filling { done, ..base }, Relays::default()));
-                sweep(bench, subject, "done rows beside", sizes).await?
+                let sizes = reach.done.iter().map(|&done| (done, Filling { done, ..base }, relays));
+                sweep(bench, subject, "done rows beside", 0, sizes).await?
             }
             Part::Backlog => {
-                let sizes = reach.backlog.iter().map(|&events| (events, Filling { events, ..base }, Relays::default()));
-                sweep(bench, subject, "rows that wait", sizes).await?
+                let sizes = reach.backlog.iter().map(|&events| (events, Filling { events, ..base }, relays));
+                sweep(bench, subject, "rows that wait", FIRST_BACKLOG, sizes).await?
             }
             Part::Payload => {
                 let sizes = reach.payload.iter().map(|&payload| {
                     // As many as a few hundred megabytes hold.
                     let events = (200_000_000 / payload).clamp(200, events);
-                    (payload, Filling { events, payload, ..base }, Relays::default())
+                    (payload, Filling { events, payload, ..base }, relays)
                 });
-                sweep(bench, subject, "bytes of payload", sizes).await?
+                sweep(bench, subject, "bytes of payload", 0, sizes).await?
             }
             Part::Workers => {
-                let relays = |&workers: &usize| (workers, base, Relays { workers: Some(workers), ..Relays::default() });
-                sweep(bench, subject, "workers", reach.workers.iter().map(relays)).await?
+                let sizes = |&workers: &usize| (workers, base, Relays { workers: Some(workers), ..relays });
+                sweep(bench, subject, "workers", 0, reach.workers.iter().map(sizes)).await?
             }
             Part::Relays => {
-                // A relay claims on one connection while it settles on another, and so keeps two loops by hand busy.
-                let relays = |&count: &usize| (count, base, Relays { count, loops_for_each: 2, ..Relays::default() });
-                sweep(bench, subject, "relays", reach.relays.iter().map(relays)).await?
+                let sizes = |&count: &usize| (count, base, Relays { count, ..relays });
+                sweep(bench, subject, "relays", 0, reach.relays.iter().map(sizes)).await?
             }
             Part::Churn => age(bench, subject, "seconds of churn", reach.churn, false).await?,
             Part::HeldOpen => age(bench, subject, "seconds of a transaction held open", reach.pinned, true).await?,
@@ -137,6 +147,7 @@ async fn sweep<S: Subject>(
     bench: &mut Bench,
     subject: &S,
     what: &str,
+    from: usize,
     sizes: impl Iterator<Item = (usize, Filling, Relays)>,
 ) -> anyhow::Result<Growth> {
     let mut points = Vec::new();
@@ -157,12 +168,11 @@ async fn sweep<S: Subject>(
             ratios.push(our / their);
         }
         table.close().await;
-        let middle = |figures: Figures| figures.median().unwrap_or(f64::NAN);
-        points.push(Point { at, ours: middle(ours), by_hand: middle(by_hand), ratio: middle(ratios) });
+        points.push(Point { at, ours: ours.middle(), by_hand: by_hand.middle(), ratio: ratios.middle() });
     }
-    let growth =
-        Growth { database: subject.name().to_owned(), what: what.to_owned(), unit: "events/s".to_owned(), points };
-    judge(bench, &growth);
+    let (database, what, unit) = (subject.name().to_owned(), what.to_owned(), "events/s".to_owned());
+    let growth = Growth { database, what, unit, from, points };
+    bench.add(judge(&growth));
     Ok(growth)
 }
 
@@ -233,8 +243,13 @@ async fn age<S: Subject>(
     length: Duration,
     pinned: bool,
 ) -> anyhow::Result<Growth> {
-    let our = lags(subject, length, pinned, true).await?;
-    let their = lags(subject, length, pinned, false).await?;
+    let mut order = [true, false];
+    bench.rounds.random.shuffle(&mut order);
+    let (mut our, mut their) = (Vec::new(), Vec::new());
+    for by_outbox in order {
+        let lags = lags(subject, length, pinned, by_outbox).await?;
+        *(if by_outbox { &mut our } else { &mut their }) = lags;
+    }
     let part = length.as_secs() as usize / PARTS;
     let points: Vec<Point> = our
         .iter()
@@ -243,9 +258,11 @@ async fn age<S: Subject>(
         .map(|(index, (&ours, &by_hand))| Point { at: (index + 1) * part, ours, by_hand, ratio: by_hand / ours })
         .collect();
     points.iter().for_each(|point| tell(subject.name(), what, "µs p50", point));
-    let growth =
-        Growth { database: subject.name().to_owned(), what: what.to_owned(), unit: "µs p50".to_owned(), points };
-    judge_age(bench, &growth);
+    let (database, what, unit) = (subject.name().to_owned(), what.to_owned(), "µs p50".to_owned());
+    let growth = Growth { database, what, unit, from: 0, points };
+    for judged in judge_age(&growth) {
+        bench.add(judged);
+    }
     Ok(growth)
 }
 
@@ -254,41 +271,45 @@ fn tell(database: &str, what: &str, unit: &str, point: &Point) {
     say!("growth {database}, {at} {what}: by hand {}, outbox {} {unit}", number(*by_hand), number(*ours));
 }
 
-/// Adds how much of the first ratio is left at the size where least is. Of a first ratio above 1, that much counts: how far ahead the
-/// outbox is depends on how long the disk takes, for which who works by hand waits each time, and which large rows hide.
-fn judge(bench: &mut Bench, growth: &Growth) {
-    let ratios: Vec<f64> = growth.points.iter().map(|point| point.ratio).collect();
-    let first = ratios.first().map_or(f64::NAN, |first| first.min(1.0));
-    let worst = ratios.iter().copied().min_by(f64::total_cmp).unwrap_or(f64::NAN);
+/// How much of the ratio at the size where growth begins is left at the larger one where least is: what the outbox has of its own speed
+/// there, to what who works by hand has of his.
+fn judge(growth: &Growth) -> Measurement {
+    let mut points = growth.points.iter().filter(|point| point.at >= growth.from);
+    let first = points.next().map_or(f64::NAN, |point| point.ratio);
+    let worst = points.map(|point| point.ratio).min_by(f64::total_cmp).unwrap_or(f64::NAN);
     let workload = format!("growth, {}", growth.what);
     let about = About {
         workload: &workload,
         database: &growth.database,
-        what: "ratio to work by hand at the size where it is lowest",
-        against: "the same ratio at the smallest size, or 1",
+        what: "ratio to work by hand, as many loops as keep up with a relay, at the larger size where it is lowest",
+        against: "the same ratio at the size where growth begins",
         unit: "",
     };
     let figures = |ratio: f64| [ratio].into_iter().collect::<Figures>();
-    bench.add(about.compare(&figures(worst), &figures(first), Some(GOAL)));
+    about.compare(&figures(worst), &figures(first), Some(GOAL))
 }
 
-/// Adds how much worse than the first part of the time the worst one was for who works by hand, to the same of the outbox. The
-/// ratio of single parts would say more of the polling by hand, half of which is chance, than of the outbox.
-fn judge_age(bench: &mut Bench, growth: &Growth) {
+/// How much longer events take in the worst part of the time than in the best: beside the same of who works by hand, and by itself.
+fn judge_age(growth: &Growth) -> [Measurement; 2] {
     let worst = |value: fn(&Point) -> f64| {
-        let first = growth.points.first().map_or(f64::NAN, value);
-        growth.points.iter().map(value).max_by(f64::total_cmp).unwrap_or(f64::NAN) / first
+        let best = growth.points.iter().map(value).min_by(f64::total_cmp).unwrap_or(f64::NAN);
+        let worst = growth.points.iter().map(value).max_by(f64::total_cmp).unwrap_or(f64::NAN) / best;
+        [worst].into_iter().collect::<Figures>()
     };
+    let (ours, by_hand) = (worst(|point| point.ours), worst(|point| point.by_hand));
     let workload = format!("growth, {}", growth.what);
     let about = About {
         workload: &workload,
         database: &growth.database,
-        what: "how much longer events take in the worst part of the time than in the first, by hand",
-        against: "the same of the outbox",
+        what: "how many times as long events take in the worst part of the time as in the best",
+        against: "the same by hand, claiming behind a mark",
         unit: "",
     };
-    let figures = |growth: f64| [growth].into_iter().collect::<Figures>();
-    bench.add(about.compare(&figures(worst(|point| point.by_hand)), &figures(worst(|point| point.ours)), Some(GOAL)));
+    let flat = format!("{workload}, flat");
+    [
+        about.compare_costs(&ours, &by_hand, Some(GOAL)),
+        About { workload: &flat, against: "a bound", ..about }.at_most(&ours, FLAT),
+    ]
 }
 
 /// Events per second while a table ages.
@@ -317,6 +338,9 @@ async fn lags<S: Subject>(subject: &S, length: Duration, pinned: bool, by_outbox
     };
     let guard = if pinned { Some(S::pin(&store).await?) } else { None };
     let writer = Outbox::writer_only(store.clone()).start().await?;
+    let mut hand = S::writers(&store, 1).await?.pop().context("one was asked for")?;
+    // What is written by hand wakes who delivers by hand, without any way through the database.
+    let written = Arc::new(Notify::new());
     let write = async {
         let payload = payload(200);
         let mut ticks = tokio::time::interval(Duration::from_secs(1) / u32::try_from(RATE)?);
@@ -329,9 +353,10 @@ async fn lags<S: Subject>(subject: &S, length: Duration, pinned: bool, by_outbox
                 tx.write(event(index, &payload)).await?;
                 tx.commit().await?;
             } else {
-                S::write_by_hand(&store, &[event(index, &payload)]).await?;
+                S::write_by_hand(&mut hand, &[event(index, &payload)]).await?;
             }
             committed[index].store(micros(started_at), Ordering::Release);
+            written.notify_one();
         }
         anyhow::Ok(())
     };
@@ -347,26 +372,28 @@ async fn lags<S: Subject>(subject: &S, length: Duration, pinned: bool, by_outbox
         tokio::time::sleep(Duration::from_secs(2)).await;
         outbox.shutdown().await;
     } else {
-        // Polling every few milliseconds, as who works by hand does.
-        let written = AtomicBool::new(false);
-        let deliver = async {
-            loop {
-                let keys = S::complete_by_hand(&relay).await?;
-                if keys.is_empty() {
-                    if written.load(Ordering::Relaxed) {
-                        return anyhow::Ok(());
-                    }
-                    tokio::time::sleep(Duration::from_millis(5)).await;
+        let mut drainer = S::drainer(&relay).await?;
+        S::expect_growth(&mut drainer).await?;
+        let hear = move |passed: &Passed| {
+            passed.keys.iter().flatten().filter_map(|key| key.parse().ok()).for_each(&hear);
+        };
+        let written = Arc::clone(&written);
+        // A task, as those of the outbox are.
+        let deliver = tokio::spawn(async move {
+            let (mut left, mut mark) = (events, 0);
+            while left > 0 {
+                let pass = Pass { claims_without_the_disk: true, mark: Some(mark), deleting: false };
+                let passed = S::pass_by_hand(&mut drainer, pass, &hear).await?;
+                left -= passed.seqs.len();
+                mark = passed.seqs.iter().copied().fold(mark, i64::max);
+                if passed.seqs.is_empty() {
+                    written.notified().await;
                 }
-                keys.into_iter().flatten().filter_map(|key| key.parse().ok()).for_each(&hear);
             }
-        };
-        let write = async {
-            write.await?;
-            written.store(true, Ordering::Relaxed);
-            Ok(())
-        };
-        tokio::try_join!(write, deliver)?;
+            anyhow::Ok(())
+        });
+        write.await?;
+        deliver.await??;
     }
     drop(guard);
     writer.shutdown().await;
@@ -386,4 +413,40 @@ fn middle(micros: &[u64]) -> f64 {
 
 fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn growth(from: usize, points: &[(usize, f64, f64)]) -> Growth {
+        let point = |&(at, ours, by_hand): &(usize, f64, f64)| Point { at, ours, by_hand, ratio: ours / by_hand };
+        let points = points.iter().map(point).collect();
+        Growth { database: "d".to_owned(), what: "rows".to_owned(), unit: String::new(), from, points }
+    }
+
+    #[test]
+    fn a_lead_that_is_lost_counts_as_growth() {
+        let lost = judge(&growth(0, &[(0, 160.0, 100.0), (1, 100.0, 100.0), (2, 120.0, 100.0)]));
+        assert_eq!((lost.ours, lost.ceiling, lost.ratio, lost.reached), (1.0, 1.6, 0.625, false));
+        let kept = judge(&growth(0, &[(0, 80.0, 100.0), (1, 40.0, 50.0)]));
+        assert_eq!((kept.ratio, kept.reached), (1.0, true));
+    }
+
+    #[test]
+    fn what_is_too_small_is_told_and_not_judged() {
+        let judged = judge(&growth(10, &[(1, 50.0, 100.0), (10, 100.0, 100.0), (100, 95.0, 100.0)]));
+        assert_eq!((judged.ours, judged.ceiling, judged.reached), (0.95, 1.0, true));
+        // With one size nothing has grown, and nothing is reached.
+        assert!(!judge(&growth(10, &[(1, 50.0, 100.0), (10, 100.0, 100.0)])).reached);
+    }
+
+    #[test]
+    fn time_is_judged_from_the_best_part_and_by_itself() {
+        let [beside, flat] = judge_age(&growth(0, &[(1, 8.0, 6.0), (2, 4.0, 5.0), (3, 6.0, 5.0)]));
+        assert_eq!((beside.ours, beside.ceiling, beside.ratio, beside.reached), (2.0, 1.2, 0.6, false));
+        assert!(flat.reached && !flat.more_is_better);
+        let [beside, flat] = judge_age(&growth(0, &[(1, 1.0, 1.0), (2, 3.0, 9.0)]));
+        assert!(beside.reached && !flat.reached);
+    }
 }

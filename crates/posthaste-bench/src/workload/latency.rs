@@ -17,11 +17,13 @@ use sqlx::postgres::{PgConnection, PgListener};
 use sqlx::{Connection, Row};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::bench::Bench;
 use crate::measure::{About, Figures};
 use crate::peer::Peers;
-use crate::subject::postgres::Postgres;
+use crate::subject::postgres::{CLAIM_WITHOUT_THE_DISK, COMPLETE, Postgres};
 use crate::subject::{Subject, event, payload};
 
 /// How long most deliveries may take, and nearly all, in microseconds.
@@ -39,13 +41,16 @@ pub(super) struct Latencies {
 }
 
 impl Latencies {
-    pub(super) fn push(&mut self, title: &str, nanos: &[u64]) -> anyhow::Result<()> {
+    /// Takes those of a round, which only counts after the warm-up.
+    pub(super) fn push(&mut self, title: &str, nanos: &[u64], counts: bool) -> anyhow::Result<()> {
         let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
         nanos.iter().for_each(|nanos| histogram.saturating_record(*nanos));
         let [p50, p99, most] = [0.5, 0.99, 1.0].map(|share| histogram.value_at_quantile(share) as f64 / 1000.0);
         say!("{title}: p50 {p50:.0}, p99 {p99:.0}, max {most:.0} µs");
-        self.p50.push(p50);
-        self.p99.push(p99);
+        if counts {
+            self.p50.push(p50);
+            self.p99.push(p99);
+        }
         Ok(())
     }
 
@@ -61,10 +66,10 @@ impl Latencies {
 pub(crate) async fn in_memory(bench: &mut Bench) -> anyhow::Result<()> {
     for rate in RATES {
         let mut latencies = Latencies::default();
-        for round in 1..=bench.rounds.rounds {
+        for (round, counts) in bench.rounds.all() {
             let store = MemoryStore::new();
             let nanos = same_process(&store, |_| std::future::ready(Ok(())).boxed(), rate, bench.sizes.latency).await?;
-            latencies.push(&format!("L memory, {rate}/s, round {round}"), &nanos)?;
+            latencies.push(&format!("L memory, {rate}/s, {round}"), &nanos, counts)?;
         }
         let what = format!("commit to listener at {rate} events/s, same process");
         latencies.report(bench, &format!("L{rate}"), "memory", &what, SAME_PROCESS);
@@ -76,10 +81,10 @@ pub(crate) async fn in_memory(bench: &mut Bench) -> anyhow::Result<()> {
 pub(crate) async fn one_process<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::Result<()> {
     for rate in RATES {
         let mut latencies = Latencies::default();
-        for round in 1..=bench.rounds.rounds {
+        for (round, counts) in bench.rounds.all() {
             let store = subject.fresh().await?;
             let nanos = same_process(&store, |tx| S::order(tx).boxed(), rate, bench.sizes.latency).await?;
-            latencies.push(&format!("L {}, {rate}/s, round {round}", subject.name()), &nanos)?;
+            latencies.push(&format!("L {}, {rate}/s, {round}", subject.name()), &nanos, counts)?;
             S::close(store).await;
         }
         let what = format!("commit to listener at {rate} events/s, same process");
@@ -149,12 +154,15 @@ pub(crate) async fn two_processes(
 ) -> anyhow::Result<()> {
     for rate in RATES {
         let (mut ours, mut by_hand) = (Latencies::default(), Latencies::default());
-        for round in 1..=bench.rounds.rounds {
-            let title = |who: &str| format!("L between processes, {rate}/s, round {round}, {who}");
-            let nanos = between_processes(subject, program, Who::Outbox, rate, bench.sizes.latency).await?;
-            ours.push(&title("outbox"), &nanos)?;
-            let nanos = between_processes(subject, program, Who::ByHand, rate, bench.sizes.latency).await?;
-            by_hand.push(&title("by hand"), &nanos)?;
+        for (round, counts) in bench.rounds.all() {
+            let mut order = [Who::Outbox, Who::ByHand];
+            bench.rounds.random.shuffle(&mut order);
+            for who in order {
+                let nanos = between_processes(subject, program, who, rate, bench.sizes.latency).await?;
+                let (latencies, name) =
+                    if who == Who::Outbox { (&mut ours, "outbox") } else { (&mut by_hand, "by hand") };
+                latencies.push(&format!("L between processes, {rate}/s, {round}, {name}"), &nanos, counts)?;
+            }
         }
         let what = format!("commit to listener at {rate} events/s, other process");
         let workload = format!("L{rate} other");
@@ -166,11 +174,7 @@ pub(crate) async fn two_processes(
             against: "NOTIFY, claim and complete by hand; the ratio is how much longer that takes",
             unit: "µs p50",
         };
-        // The shorter the better, so theirs is compared with ours.
-        let mut told = about.compare(&by_hand.p50, &ours.p50, None);
-        std::mem::swap(&mut told.ours, &mut told.ceiling);
-        std::mem::swap(&mut told.ours_by_round, &mut told.ceiling_by_round);
-        bench.add(told);
+        bench.add(about.compare_costs(&ours.p50, &by_hand.p50, None));
     }
     let seconds = bench.sizes.latency.as_secs().to_string();
     peers.latencies(bench, &["--workload", "L", "--rate", "100", "--seconds", &seconds]).await
@@ -209,7 +213,9 @@ async fn between_processes(
         anyhow::Ok(heard)
     });
     let mut ticks = steady(rate)?;
-    let (writer, pool) = (outbox.clone(), store.clone());
+    let writer = outbox.clone();
+    let mut hand = Postgres::drainer(&store).await?;
+    let mut notifier = Notifier::new(Postgres::drainer(&store).await?);
     let write = tokio::spawn(async move {
         let payload = payload(200);
         let mut committed = Vec::with_capacity(events);
@@ -225,16 +231,13 @@ async fn between_processes(
                     committed.push(unix_nanos());
                 }
                 Who::ByHand => {
-                    Postgres::write_by_hand(&pool, &[event]).await?;
+                    Postgres::write_by_hand(&mut hand, &[event]).await?;
                     committed.push(unix_nanos());
-                    let pool = pool.pool().clone();
-                    tokio::spawn(async move {
-                        let notify = "SELECT set_config('synchronous_commit', 'off', true), pg_notify('by_hand', '')";
-                        sqlx::query(notify).execute(&pool).await.map(drop)
-                    });
+                    notifier.notify();
                 }
             }
         }
+        notifier.end().await?;
         anyhow::Ok(committed)
     });
     let committed = write.await??;
@@ -290,37 +293,84 @@ pub(crate) async fn listen(url: &str, who: Who) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Wakes listeners by hand, on a connection of its own: who writes does not wait for it, and what comes meanwhile goes together.
+struct Notifier {
+    more: Option<mpsc::UnboundedSender<()>>,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Notifier {
+    fn new(mut connection: PgConnection) -> Self {
+        let (more, mut asked) = mpsc::unbounded_channel();
+        let task = tokio::spawn(async move {
+            let notify = "SELECT set_config('synchronous_commit', 'off', true), pg_notify('by_hand', '')";
+            while asked.recv().await.is_some() {
+                while asked.try_recv().is_ok() {}
+                sqlx::query(notify).execute(&mut connection).await?;
+            }
+            Ok(())
+        });
+        Self { more: Some(more), task }
+    }
+
+    fn notify(&self) {
+        if let Some(more) = &self.more {
+            // It has only failed if the task has, whose error is told at the end.
+            let _ = more.send(());
+        }
+    }
+
+    async fn end(&mut self) -> anyhow::Result<()> {
+        self.more = None;
+        (&mut self.task).await?
+    }
+}
+
+/// As the outbox does: claims do not wait for the disk, and what was claimed is completed on another connection, together with what is
+/// claimed meanwhile.
 async fn listen_by_hand(url: &str) -> anyhow::Result<()> {
     let mut listener = PgListener::connect(url).await?;
     listener.listen("by_hand").await?;
-    let mut connection = PgConnection::connect(url).await?;
+    let (claiming, completing) = (PgConnection::connect(url).await?, PgConnection::connect(url).await?);
+    let (claimed, to_complete) = mpsc::unbounded_channel();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(complete_by_hand(completing, to_complete));
+    tasks.spawn(claim_by_hand(listener, claiming, claimed));
+    tasks.join_next().await.context("two were begun")??
+}
+
+async fn claim_by_hand(
+    mut listener: PgListener,
+    mut connection: PgConnection,
+    claimed: mpsc::UnboundedSender<Vec<i64>>,
+) -> anyhow::Result<()> {
     println!("{READY}");
     loop {
-        let rows = sqlx::query(
-            "UPDATE outbox_event SET locked_by = 'hand', locked_at = clock_timestamp() WHERE seq = ANY (ARRAY(
-                 SELECT seq FROM outbox_event WHERE status IN (0, 2) AND available_at <= now() AND locked_by IS NULL
-                 ORDER BY available_at, seq LIMIT 100 FOR UPDATE SKIP LOCKED))
-             RETURNING seq, aggregate_id",
-        )
-        .fetch_all(&mut connection)
-        .await?;
-        let mut seqs: Vec<i64> = Vec::with_capacity(rows.len());
-        for row in &rows {
-            println!("{} {}", row.get::<String, _>(1), unix_nanos());
-            seqs.push(row.get(0));
-        }
-        if seqs.is_empty() {
+        let rows = sqlx::query(CLAIM_WITHOUT_THE_DISK).bind(100_i64).fetch_all(&mut connection).await?;
+        if rows.is_empty() {
             listener.recv().await?;
             continue;
         }
-        sqlx::query(
-            "UPDATE outbox_event SET status = 1, done_at = clock_timestamp(), locked_by = NULL, locked_at = NULL
-             WHERE seq = ANY ($1) AND locked_by = 'hand'",
-        )
-        .bind(seqs)
-        .execute(&mut connection)
-        .await?;
+        let mut seqs: Vec<i64> = Vec::with_capacity(rows.len());
+        for row in &rows {
+            println!("{} {}", row.get::<String, _>(4), unix_nanos());
+            seqs.push(row.get(0));
+        }
+        claimed.send(seqs).context("nothing is completed any more")?;
     }
+}
+
+async fn complete_by_hand(
+    mut connection: PgConnection,
+    mut claimed: mpsc::UnboundedReceiver<Vec<i64>>,
+) -> anyhow::Result<()> {
+    while let Some(mut seqs) = claimed.recv().await {
+        while let Ok(more) = claimed.try_recv() {
+            seqs.extend(more);
+        }
+        sqlx::query(COMPLETE).bind(seqs).execute(&mut connection).await?;
+    }
+    Ok(())
 }
 
 pub(super) fn steady(rate: u64) -> anyhow::Result<tokio::time::Interval> {

@@ -10,7 +10,7 @@ use posthaste_core::store::{AdminStore, NewRow, WriteStore};
 use posthaste_core::{Delivery, Event, OnDead, Options, Ordered, Outbox};
 
 use super::drain::{Relays, drain_filled};
-use crate::bench::Bench;
+use crate::bench::{Bench, goal};
 use crate::measure::About;
 use crate::rounds::of;
 use crate::subject::{Filling, STUCK, Subject, fill, payload};
@@ -51,7 +51,7 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::R
         against: "the same without order",
         unit: "events/s",
     };
-    bench.add(about.compare(&ordered, &of(&figures, "unordered"), bench.goals(subject.name()).ordered));
+    bench.add(about.compare(&ordered, &of(&figures, "unordered"), Some(goal::ORDERED)));
     let words = format!("drain in order with {done} done rows beside");
     let about = About { workload: "Dord+1M", what: &words, against: "the same without them", ..about };
     bench.add(about.compare(&of(&figures, "done rows beside"), &ordered, Some(BESIDE_GOAL)));
@@ -83,15 +83,20 @@ async fn in_order<S: Subject>(subject: &S, filling: Filling) -> anyhow::Result<f
 async fn filled<S: Subject>(subject: &S, filling: Filling) -> anyhow::Result<S::Store> {
     let store = subject.fresh().await?;
     S::prepare_lanes(&store).await?;
-    stand_still::<S>(&store, filling.parked, OnDead::Park).await?;
-    stand_still::<S>(&store, filling.blocked, OnDead::Block).await?;
+    stand_still::<S>(&store, filling.stuck_from, filling.parked, OnDead::Park).await?;
+    stand_still::<S>(&store, filling.stuck_from, filling.blocked, OnDead::Block).await?;
     fill::<S>(&store, filling).await?;
     Ok(store)
 }
 
 /// Makes so many aggregates stand still, with a second event behind the first of each: parked, where that one is DEAD, or blocked,
 /// where it has failed and is tried again after the drain is long over.
-async fn stand_still<S: Subject>(store: &S::Store, aggregates: usize, policy: OnDead) -> anyhow::Result<()> {
+async fn stand_still<S: Subject>(
+    store: &S::Store,
+    from: usize,
+    aggregates: usize,
+    policy: OnDead,
+) -> anyhow::Result<()> {
     if aggregates == 0 {
         return Ok(());
     }
@@ -99,7 +104,7 @@ async fn stand_still<S: Subject>(store: &S::Store, aggregates: usize, policy: On
     let numbers: Vec<usize> = (0..2 * aggregates).collect();
     for chunk in numbers.chunks(10_000) {
         let event = |number: &usize| {
-            Event::builder("Tick").aggregate(STUCK, number % aggregates).json_text(payload.as_str()).build()
+            Event::builder("Tick").aggregate(STUCK, from + number % aggregates).json_text(payload.as_str()).build()
         };
         let rows: Vec<_> = chunk.iter().map(event).collect::<Result<_, _>>()?;
         let rows: Vec<_> = rows.into_iter().map(NewRow::new).collect();

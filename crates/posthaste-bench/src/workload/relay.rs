@@ -8,11 +8,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use posthaste_core::Outbox;
+use posthaste_core::{Delivery, Outbox};
 use posthaste_publishers::Ndjson;
 
 use super::Done;
-use super::drain::{self, Relays};
 use super::latency::Latencies;
 use crate::bench::Bench;
 use crate::measure::{About, ByContestant};
@@ -77,8 +76,8 @@ async fn drains(bench: &mut Bench, subject: &Postgres, program: &Path) -> anyhow
         .rounds
         .run(&title, "events/s", &contestants.map(str::to_owned), async |contestant| {
             let (to, once) = match contestant {
-                "library" => return drain::ours(subject, filling, Relays::default()).await,
-                "library to a file" => return library_to_file(subject, filling).await,
+                "library" => return library(subject, filling, false).await,
+                "library to a file" => return library(subject, filling, true).await,
                 "stdout" => (To::Stdout, false),
                 other => (To::File, other == "once"),
             };
@@ -116,21 +115,29 @@ async fn drains(bench: &mut Bench, subject: &Postgres, program: &Path) -> anyhow
     Ok(())
 }
 
-/// Events per second of the library, through the publisher that the relay has.
-async fn library_to_file(subject: &Postgres, filling: Filling) -> anyhow::Result<f64> {
+/// Events per second of the library, to nobody or through the publisher that the relay has. It is over when a relay says so: when
+/// everything is DONE and the connections are closed.
+async fn library(subject: &Postgres, filling: Filling, to_file: bool) -> anyhow::Result<f64> {
     let (store, directory) = (subject.fresh().await?, tempfile::tempdir()?);
     fill::<Postgres>(&store, filling).await?;
     let (done, path) = (Done::default(), directory.path().join(process::LINES));
-    let file = Ndjson::file(&path).await?;
+    let file = if to_file { Some(Ndjson::file(&path).await?) } else { None };
     let started_at = Instant::now();
-    let outbox = Outbox::builder(store.clone()).metrics(done.clone()).listen("*", "*", file.lines()).start().await?;
+    let outbox = Outbox::builder(store.clone()).metrics(done.clone());
+    let outbox = match &file {
+        Some(file) => outbox.listen("*", "*", file.lines()),
+        None => outbox.listen_all(|_: Delivery| std::future::ready(())),
+    };
+    let outbox = outbox.start().await?;
     done.wait(filling.events as u64).await?;
     let closed = outbox.shutdown().await;
+    Postgres::leave(store.clone()).await;
     let took = started_at.elapsed();
     ensure!(closed.is_clean(), "the shutdown left something over: {closed:?}");
-    check_done(&store, filling.events).await?;
-    Postgres::close(store).await;
-    ensure!(arrival::count(&path)? >= filling.events, "lines are missing in the file");
+    let looking = subject.another(&store).await?;
+    check_done(&looking, filling.events).await?;
+    Postgres::close(looking).await;
+    ensure!(!to_file || arrival::count(&path)? >= filling.events, "lines are missing in the file");
     Ok(filling.events as f64 / took.as_secs_f64())
 }
 
@@ -138,7 +145,7 @@ async fn library_to_file(subject: &Postgres, filling: Filling) -> anyhow::Result
 struct Drained {
     /// From its start until it said that it delivers.
     started: Duration,
-    /// From there until everything was DONE and it had ended.
+    /// From there until it said that it has ended: everything is DONE then.
     took: Duration,
     /// The most memory that it had, in MiB, unless it ended by itself.
     memory: Option<f64>,
@@ -196,10 +203,12 @@ async fn latencies(bench: &mut Bench, subject: &Postgres, program: &Path) -> any
         ("R latency polling", "polling every 500 ms, to a file", To::File, Told::Not, (interval, interval)),
     ];
     let mut seen = ways.map(|_| Latencies::default());
-    for round in 1..=bench.rounds.rounds {
-        for ((workload, _, to, told, _), latencies) in ways.iter().zip(&mut seen) {
+    for (round, counts) in bench.rounds.all() {
+        let mut order: Vec<_> = ways.iter().zip(&mut seen).collect();
+        bench.rounds.random.shuffle(&mut order);
+        for ((workload, _, to, told, _), latencies) in order {
             let nanos = latency(subject, program, *to, *told, bench.sizes.latency).await?;
-            latencies.push(&format!("{workload}, round {round}"), &nanos)?;
+            latencies.push(&format!("{workload}, {round}"), &nanos, counts)?;
         }
     }
     for ((workload, words, _, _, bounds), latencies) in ways.iter().zip(&seen) {

@@ -20,8 +20,17 @@ use crate::subject::{Filling, STUCK, Subject};
 /// Rows that a read asks for, which is about what a relay does with a backlog and default settings.
 const AT_A_TIME: usize = 1000;
 
-/// With fewer events too many of them would come together with what stands still.
-const FEWEST: usize = 10_000;
+/// A read that brings less is not one of a backlog: what a read costs by itself is shared by fewer.
+const FULL: usize = AT_A_TIME * 9 / 10;
+
+/// Full reads that do not count: statements are prepared, and what they read comes into memory.
+const LEAD_IN: usize = 5;
+
+/// With fewer events there would be few reads that count.
+const FEWEST: usize = 20_000;
+
+/// The first of the aggregates that stand still, where none of the events belongs to one with the same id.
+const ELSEWHERE: usize = 1_000_000;
 
 /// How often nothing is found.
 const LOOKS: usize = 50;
@@ -33,16 +42,18 @@ const LEASE: Duration = Duration::from_secs(600);
 /// What a claim costs beside done rows, and beside aggregates that stand still: for each event, and where there is none.
 pub(super) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::Result<()> {
     let (done, still) = (bench.sizes.done_beside, bench.sizes.still_beside);
-    let events = (bench.sizes.events / 5).max(FEWEST);
-    let filling = Filling { events, keys: KEYS, ..Filling::default() };
+    let events = bench.sizes.events.max(FEWEST);
+    let filling = Filling { events, keys: KEYS, stuck_from: ELSEWHERE, ..Filling::default() };
     let beside = |contestant: &str| match contestant {
         "done rows beside" => Filling { done, ..filling },
         "parked beside" => Filling { parked: still, ..filling },
+        "parked beside, same ids" => Filling { parked: still, stuck_from: 0, ..filling },
         "blocked beside" => Filling { blocked: still, ..filling },
         _ => filling,
     };
     let looks = Mutex::new(ByContestant::new());
-    let contestants = ["alone", "done rows beside", "parked beside", "blocked beside"].map(str::to_owned);
+    let contestants = ["alone", "done rows beside", "parked beside", "parked beside, same ids", "blocked beside"];
+    let contestants = contestants.map(str::to_owned);
     let title = format!("Dord claim {}", subject.name());
     let claims = bench
         .rounds
@@ -60,6 +71,11 @@ pub(super) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::R
         ("done", "done rows beside", format!("{done} done rows")),
         ("blocked", "blocked beside", format!("{still} blocked aggregates")),
         ("parked", "parked beside", format!("{still} parked aggregates")),
+        (
+            "parked, same ids",
+            "parked beside, same ids",
+            format!("{still} parked aggregates, of another type and with the same ids as those of the events,"),
+        ),
     ];
     for (name, contestant, words) in parts {
         let workload = format!("Dord claim, {name}");
@@ -87,28 +103,27 @@ struct Cost {
 }
 
 async fn cost<S: Subject>(subject: &S, filling: Filling) -> anyhow::Result<Cost> {
-    let store = filled(subject, filling).await?;
+    let used = filled(subject, filling).await?;
+    // What filled it has delivered before, where something stands still. Whoever reads comes anew for everybody.
+    let store = subject.another(&used).await?;
+    S::leave(used).await;
     let lanes = store.lanes().context("no lanes")?;
     let count = usize::from(lanes.count_lanes().await?);
     let leases = lanes.lease_lanes(OWNER, count, LEASE).await?;
     ensure!(leases.len() == count, "somebody else has lanes");
     let mut relay = Relay::new(Arc::clone(&lanes), leases);
-    let mut of_events = Figures::default();
-    let mut counted = 0;
+    let mut reads = Reads::default();
     loop {
         let (took, found) = relay.read().await?;
         // What stands still comes with the first reads, and never again.
-        if found > 0 && !relay.in_hand.iter().any(is_stuck) {
-            of_events.push(micros(took) / found as f64);
-            counted += found;
+        if !relay.in_hand.iter().any(is_stuck) {
+            reads.push(took, found);
         }
         relay.settle().await?;
         if found == 0 {
             break;
         }
     }
-    // Some came together with the last that stand still.
-    ensure!(counted * 2 > filling.events, "only {counted} of {} events came by reads that count", filling.events);
     let mut of_nothing = Figures::default();
     for _ in 0..LOOKS {
         let (took, found) = relay.read().await?;
@@ -118,9 +133,34 @@ async fn cost<S: Subject>(subject: &S, filling: Filling) -> anyhow::Result<Cost>
     lanes.give_back_lanes(OWNER, &relay.leases()).await?;
     crate::subject::check_drained(&store, filling).await?;
     S::close(store).await;
-    // One that met something else is one of many.
-    let median = |figures: &Figures| figures.median().context("nothing was read");
-    Ok(Cost { of_an_event: median(&of_events)?, of_nothing: median(&of_nothing)? })
+    // Of looks, one that met something else is one of many.
+    Ok(Cost { of_an_event: reads.of_an_event()?, of_nothing: of_nothing.median().context("nothing was read")? })
+}
+
+/// Reads of a backlog, together: no single one counts for more than its events.
+#[derive(Debug, Default)]
+struct Reads {
+    full: usize,
+    took: Duration,
+    found: usize,
+}
+
+impl Reads {
+    fn push(&mut self, took: Duration, found: usize) {
+        if found < FULL {
+            return;
+        }
+        self.full += 1;
+        if self.full > LEAD_IN {
+            self.took += took;
+            self.found += found;
+        }
+    }
+
+    fn of_an_event(&self) -> anyhow::Result<f64> {
+        ensure!(self.found > 0, "only {} reads brought {FULL} events or more", self.full);
+        Ok(micros(self.took) / self.found as f64)
+    }
 }
 
 fn micros(took: Duration) -> f64 {
@@ -201,5 +241,23 @@ impl Relay {
             ensure!(settled.iter().all(|settled| *settled == Settled::Applied), "not everything was settled");
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_that_are_not_full_do_not_count() {
+        let mut reads = Reads::default();
+        for _ in 0..LEAD_IN {
+            reads.push(Duration::from_millis(100), AT_A_TIME);
+        }
+        assert!(reads.of_an_event().is_err());
+        for (millis, found) in [(2, 1000), (4, 1000), (50, 10), (50, 0), (3, 1000)] {
+            reads.push(Duration::from_millis(millis), found);
+        }
+        assert_eq!(reads.of_an_event().unwrap(), 3.0);
     }
 }

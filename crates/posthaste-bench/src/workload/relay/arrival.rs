@@ -22,15 +22,31 @@ const LOOK: Duration = Duration::from_millis(1);
 /// How many bytes are read at a time.
 const CHUNK: usize = 256 * 1024;
 
+/// How much of the lines are waited for by the length of the file alone: to read them takes time of the processors from what is measured.
+const UNREAD: f64 = 0.9;
+
 /// Waits until a file has that many lines.
 pub(super) async fn wait_for_lines(path: PathBuf, wanted: usize) -> anyhow::Result<()> {
     // Held for as long as this is waited for.
     let waiting = Arc::new(());
     let waited_for = Arc::downgrade(&waiting);
     let count = move || -> io::Result<()> {
+        let is_waited_for = || waited_for.strong_count() > 0;
         let (mut file, mut lines) = (opened(&path, &waited_for)?, 0);
-        let mut chunk = vec![0; CHUNK];
-        while lines < wanted && waited_for.strong_count() > 0 {
+        let (mut chunk, mut begun) = (vec![0; CHUNK], 0);
+        // The first lines tell how long all of them will be, within a few digits of a number.
+        while begun < chunk.len() && ends(&chunk[..begun]) < wanted && is_waited_for() {
+            match file.read(&mut chunk[begun..])? {
+                0 => thread::sleep(LOOK),
+                read => begun += read,
+            }
+        }
+        lines += ends(&chunk[..begun]);
+        let most = unread(begun, lines, wanted);
+        while file.metadata()?.len() < most && is_waited_for() {
+            thread::sleep(LOOK);
+        }
+        while lines < wanted && is_waited_for() {
             match file.read(&mut chunk)? {
                 0 => thread::sleep(LOOK),
                 read => lines += ends(&chunk[..read]),
@@ -41,6 +57,12 @@ pub(super) async fn wait_for_lines(path: PathBuf, wanted: usize) -> anyhow::Resu
     let counted = tokio::task::spawn_blocking(count).await;
     drop(waiting);
     Ok(counted??)
+}
+
+/// How long a file is that has most of the lines, if the first of them have that many bytes.
+fn unread(bytes: usize, lines: usize, wanted: usize) -> u64 {
+    let all = bytes as f64 / lines.max(1) as f64 * wanted as f64;
+    (all * UNREAD) as u64
 }
 
 /// How many lines a file has.
@@ -184,5 +206,33 @@ impl Watch {
     fn wait(&mut self) -> io::Result<()> {
         thread::sleep(Duration::from_micros(20));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_are_waited_for_until_the_last_is_there() {
+        // More than are read at the beginning, and the last ones shorter than the first.
+        const LINES: usize = 5_000;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lines");
+        let waiting = tokio::spawn(wait_for_lines(path.clone(), LINES));
+        let mut file = File::create(&path).unwrap();
+        let long = "x".repeat(200);
+        for _ in 0..LINES - 1000 {
+            writeln!(file, "{long}").unwrap();
+        }
+        for number in 0..999 {
+            writeln!(file, "{number}{}", &long[..150]).unwrap();
+        }
+        file.flush().unwrap();
+        assert!(!waiting.is_finished());
+        writeln!(file, "last").unwrap();
+        tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap().unwrap().unwrap();
     }
 }

@@ -18,6 +18,10 @@ use tokio::task::JoinHandle;
 /// What the file with the lines is called.
 pub(super) const LINES: &str = "lines.ndjson";
 
+/// What it says when it begins, and when everything is closed.
+const DELIVERING: &str = "delivering";
+const ENDED: &str = "ended, with everything in hand delivered";
+
 /// How long a relay may take to begin, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -75,6 +79,8 @@ pub(super) struct Relay {
     pipe: Option<PipeReader>,
     said: Arc<Mutex<String>>,
     delivers: Option<oneshot::Receiver<Instant>>,
+    /// When it said that it has ended.
+    ended: Option<oneshot::Receiver<Instant>>,
     hearing: JoinHandle<()>,
 }
 
@@ -110,18 +116,25 @@ impl Relay {
         command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().with_context(|| format!("{} cannot be started", program.display()))?;
         let errors = child.stderr.take().context("a relay without standard error")?;
-        let (said, (delivering, delivers)) = (Arc::new(Mutex::new(String::new())), oneshot::channel());
+        let said = Arc::new(Mutex::new(String::new()));
+        let ((delivering, delivers), (ending, ended)) = (oneshot::channel(), oneshot::channel());
         let heard = Arc::clone(&said);
         let hearing = tokio::spawn(async move {
-            let (mut lines, mut delivering) = (BufReader::new(errors).lines(), Some(delivering));
+            let (mut lines, mut delivering, mut ending) =
+                (BufReader::new(errors).lines(), Some(delivering), Some(ending));
             while let Ok(Some(line)) = lines.next_line().await {
-                if line.contains("delivering") {
-                    let _ = delivering.take().map(|delivering| delivering.send(Instant::now()));
+                let now = Instant::now();
+                if line.contains(DELIVERING) {
+                    let _ = delivering.take().map(|delivering| delivering.send(now));
+                }
+                if line.contains(ENDED) {
+                    let _ = ending.take().map(|ending| ending.send(now));
                 }
                 *heard.lock().unwrap_or_else(PoisonError::into_inner) += &(line + "\n");
             }
         });
-        Ok(Self { child, directory, pipe, said, delivers: Some(delivers), hearing })
+        let (delivers, ended) = (Some(delivers), Some(ended));
+        Ok(Self { child, directory, pipe, said, delivers, ended, hearing })
     }
 
     /// Where its lines are, unless they go to a pipe.
@@ -165,7 +178,7 @@ impl Relay {
         Ok(most.context("/proc has another form here")?.trim().parse::<f64>()? / 1024.0)
     }
 
-    /// Ends it in order. Gives when it has ended.
+    /// Ends it in order. Gives when it said that it has ended.
     pub(super) async fn end(&mut self) -> anyhow::Result<Instant> {
         let pid = self.child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         kill_process(pid.context("the relay has ended by itself")?, Signal::TERM)?;
@@ -173,12 +186,15 @@ impl Relay {
         ended_at.map_err(|_| anyhow::anyhow!("the relay does not end: {}", self.said()))?
     }
 
-    /// Waits until it has ended by itself. Gives when that was.
+    /// Waits until it has ended by itself. Gives when it said so: everything is settled then, and its connections are closed.
     pub(super) async fn ended(&mut self) -> anyhow::Result<Instant> {
         let status = tokio::time::timeout(LONGEST, self.child.wait()).await.context("the relay does not end")??;
-        let ended_at = Instant::now();
         ensure!(status.success(), "the relay ended with {status}: {}", self.said());
-        Ok(ended_at)
+        let ended = self.ended.take().context("it ends once")?;
+        match tokio::time::timeout(PATIENCE, ended).await {
+            Ok(Ok(ended_at)) => Ok(ended_at),
+            _ => bail!("the relay has not said that it has ended: {}", self.said()),
+        }
     }
 
     fn said(&self) -> String {

@@ -1,9 +1,9 @@
-//! Which version of a client this program was built with.
+//! Which version of a client or a driver this program was built with.
 
 use serde::Deserialize;
 
 /// What every dependency was resolved to.
-const LOCK: &str = include_str!("../../../../Cargo.lock");
+const LOCK: &str = include_str!("../../../Cargo.lock");
 
 #[derive(Deserialize)]
 struct Lock {
@@ -19,7 +19,7 @@ struct Package {
 }
 
 /// Name and version of a crate that this one depends on.
-pub(super) fn of(name: &str) -> String {
+pub(crate) fn of(name: &str) -> String {
     version(LOCK, name).map_or_else(|| name.to_owned(), |version| format!("{name} {version}"))
 }
 
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(version(lock, "redis").as_deref(), Some("1.8.1"));
         assert_eq!(version(lock, "lapin").as_deref(), Some("4.12.3"));
         assert_eq!(version(lock, "other"), None);
-        for client in ["async-nats", "lapin", "rdkafka", "redis", "reqwest", "rumqttc-v5-next"] {
+        for client in ["async-nats", "lapin", "rdkafka", "redis", "reqwest", "rumqttc-v5-next", "sqlx"] {
             assert!(version(LOCK, client).is_some(), "{client}");
         }
     }
