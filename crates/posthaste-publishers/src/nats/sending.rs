@@ -1,6 +1,5 @@
 //! Sends a batch, and waits for its acknowledgements.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::pin::pin;
 use std::str::FromStr;
@@ -23,11 +22,22 @@ use super::inbox::{Answer, Inbox};
 use crate::publisher::{Message, PublishError};
 
 const CONTENT_TYPE: HeaderName = HeaderName::from_static("content-type");
+const EVENT_ID: HeaderName = HeaderName::from_static("event-id");
+const EVENT_TYPE: HeaderName = HeaderName::from_static("event-type");
+const AGGREGATE_TYPE: HeaderName = HeaderName::from_static("aggregate-type");
+const AGGREGATE_ID: HeaderName = HeaderName::from_static("aggregate-id");
+const TENANT_ID: HeaderName = HeaderName::from_static("tenant-id");
+const OCCURRED_AT: HeaderName = HeaderName::from_static("occurred-at");
 
 /// By what a stream knows a message. It may have several of the subjects that an event goes to: it is a repeat only if the subject
 /// is the same.
 fn id_of(message: &Message) -> String {
-    format!("{}/{}", message.id, message.to)
+    let (id, to) = (message.id.as_str(), message.to.as_str());
+    let mut text = String::with_capacity(id.len() + 1 + to.len());
+    text.push_str(id);
+    text.push('/');
+    text.push_str(to);
+    text
 }
 
 /// What goes over the connection for a message.
@@ -54,18 +64,18 @@ impl Preparing {
     ) -> Result<Prepared, PublishError> {
         let subject = self.subject(&message.to)?;
         let mut headers = HeaderMap::new();
-        for (name, value) in &message.headers {
-            headers.insert(header_name(name)?, header_value(name, value.clone())?);
+        for (name, value) in message.headers.entries() {
+            headers.insert(header_name(name)?, header_value(name.unwrap_or_else(|name| name), value)?);
         }
-        headers.insert(CONTENT_TYPE, header_value("content-type", message.content_type.clone().into_owned())?);
-        headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", id_of(message))?);
+        headers.insert(CONTENT_TYPE, header_value("content-type", &message.content_type)?);
+        headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", &id_of(message))?);
         if let Some(behind) = behind {
-            headers.insert(NATS_EXPECTED_LAST_MESSAGE_ID, header_value("Nats-Expected-Last-Msg-Id", id_of(behind))?);
+            headers.insert(NATS_EXPECTED_LAST_MESSAGE_ID, header_value("Nats-Expected-Last-Msg-Id", &id_of(behind))?);
         }
         if let Some(stream) = expected_stream {
-            headers.insert(NATS_EXPECTED_STREAM, header_value("Nats-Expected-Stream", stream.to_owned())?);
+            headers.insert(NATS_EXPECTED_STREAM, header_value("Nats-Expected-Stream", stream)?);
         }
-        Ok(Prepared { subject, headers, body: message.body.clone() })
+        Ok(Prepared { subject, headers, body: message.body.to_bytes() })
     }
 
     fn subject(&mut self, to: &str) -> Result<Subject, PublishError> {
@@ -362,26 +372,30 @@ pub(super) fn no_subject(text: &str) -> PublishError {
     ))
 }
 
-#[expect(clippy::ptr_arg, reason = "whether it lives for ever is what matters")]
-fn header_name(name: &Cow<'static, str>) -> Result<HeaderName, PublishError> {
-    let is_one = !name.is_empty() && name.bytes().all(|sign| sign.is_ascii_graphic() && sign != b':');
+/// What lives for ever is `Ok`.
+fn header_name(name: Result<&'static str, &str>) -> Result<HeaderName, PublishError> {
+    // Nearly all of them, of which nothing is left to find out.
     match name {
-        // Nearly all of them, which need no memory.
-        Cow::Borrowed(name) if is_one => Some(HeaderName::from_static(name)),
-        name => HeaderName::from_str(name).ok().filter(|_| is_one),
+        Ok("event-id") => return Ok(EVENT_ID),
+        Ok("event-type") => return Ok(EVENT_TYPE),
+        Ok("aggregate-type") => return Ok(AGGREGATE_TYPE),
+        Ok("aggregate-id") => return Ok(AGGREGATE_ID),
+        Ok("tenant-id") => return Ok(TENANT_ID),
+        Ok("occurred-at") => return Ok(OCCURRED_AT),
+        _ => {}
     }
-    .ok_or_else(|| {
+    let name = name.unwrap_or_else(|name| name);
+    let is_one = !name.is_empty() && name.bytes().all(|sign| sign.is_ascii_graphic() && sign != b':');
+    HeaderName::from_str(name).ok().filter(|_| is_one).ok_or_else(|| {
         PublishError::permanent(format!(
             "{name:?} is no name for a header in NATS, which has visible ASCII without colons"
         ))
     })
 }
 
-fn header_value(name: &str, value: String) -> Result<HeaderValue, PublishError> {
-    if value.contains(['\r', '\n']) {
-        return Err(PublishError::permanent(format!("the header {name:?} has a line break, which NATS cannot carry")));
-    }
-    Ok(HeaderValue::from(value))
+fn header_value(name: &str, value: &str) -> Result<HeaderValue, PublishError> {
+    HeaderValue::from_str(value)
+        .map_err(|_| PublishError::permanent(format!("the header {name:?} has a line break, which NATS cannot carry")))
 }
 
 #[cfg(test)]
@@ -393,8 +407,8 @@ mod tests {
     use super::*;
 
     fn of_key(key: &str) -> Message {
-        let (id, content_type) = (EventId::generate(), "text/plain".into());
-        Message { id, to: "s".into(), key: Some(key.into()), content_type, headers: Vec::new(), body: Bytes::new() }
+        let (id, content_type, headers) = (EventId::generate(), "text/plain".into(), crate::Headers::default());
+        Message { id, to: "s".into(), key: Some(key.into()), content_type, headers, body: Bytes::new().into() }
     }
 
     fn answer(number: u64, payload: &'static str) -> Answer {

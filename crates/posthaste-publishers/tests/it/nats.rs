@@ -140,7 +140,7 @@ async fn a_batch_is_stored_in_its_order_also_when_fewer_may_be_in_flight() {
 
 /// Messages of one key, each with its number as the body.
 fn run_of(to: &str, key: &str, count: usize) -> Vec<Message> {
-    let of_key = |n: usize| Message { key: Some(key.to_owned()), ..message(to, &format!("{key}-{n}"), n.to_string()) };
+    let of_key = |n: usize| Message { key: Some(key.into()), ..message(to, &format!("{key}-{n}"), n.to_string()) };
     (0..count).map(of_key).collect()
 }
 
@@ -179,7 +179,7 @@ async fn in_order_nothing_is_stored_behind_one_that_is_not() {
     );
     // What could not be sent at all holds up those behind it as well.
     let mut batch = run_of("prefix.x", "c", 5);
-    batch[2].to = "prefix x".to_owned();
+    batch[2].to = "prefix x".into();
     let said = in_order(&nats, batch).await;
     assert_eq!(said, [None, None, PERMANENT, DEFERRED, DEFERRED]);
     assert_eq!(by_key(&read(&url(), "prefix"))["c"], ["0", "1"]);
@@ -193,7 +193,7 @@ async fn in_order_repeats_and_several_streams_are_no_obstacle() {
     let nats = connect(&url()).await;
     let mut batch = run_of("first-half.x", "a", 60);
     for (n, message) in batch.iter_mut().enumerate().filter(|(n, _)| n % 3 == 0) {
-        message.to = format!("second-half.{}", n % 2);
+        message.to = format!("second-half.{}", n % 2).into();
     }
     // The second time the first of them are there.
     assert_eq!(in_order(&nats, batch[..30].to_vec()).await, [None; 30]);
@@ -417,7 +417,7 @@ async fn what_is_too_large_or_cannot_be_carried_is_permanent_and_spares_the_othe
     add_stream(&url(), "large", r#", "max_msg_size": 2000"#);
     let nats = connect(&url()).await;
     let mut broken = message("large.x", "5", "");
-    broken.headers.push(("x".into(), "two\nlines".into()));
+    broken.headers.push("x", "two\nlines");
     let batch = vec![
         message("large.x", "1", "small"),
         message("large.x", "2", vec![b'x'; 3000]),
