@@ -13,7 +13,7 @@ use posthaste_core::{Event, RetryPolicy};
 use tokio::time::{Instant, timeout_at};
 
 use crate::breaker::{Breaker, BreakerState, Pass};
-use crate::envelope::Envelope;
+use crate::envelope::{Binding, Envelope};
 use crate::message::Text;
 use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
 use crate::template::{Template, TemplateError};
@@ -209,7 +209,13 @@ impl<P: Publisher> Sending<P> {
             Some(to) => Text::from(Arc::clone(to)),
             None => {
                 let to = self.to.address(P::PLACES, event);
-                to.map_err(|error| Failure::new(FailureKind::Unroutable, error))?.into()
+                let to = to.map_err(|error| Failure::new(FailureKind::Unroutable, error))?;
+                // Words of an event may be none of a subject, which is known before anybody is asked.
+                if P::BINDING == Binding::Nats {
+                    let checked = self.publisher.check_address(&to);
+                    checked.map_err(|error| Failure::new(FailureKind::Unroutable, error))?;
+                }
+                to.into()
             }
         };
         let key = match &self.key {
