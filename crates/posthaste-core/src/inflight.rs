@@ -42,6 +42,19 @@ struct Entry {
     lost: bool,
 }
 
+impl Entries {
+    fn hold(&mut self, id: &EventId, token: Token, now: Instant, duration: Duration) -> Option<u32> {
+        let entry = self.by_id.get_mut(id).filter(|entry| entry.token == token)?;
+        entry.adopted = false;
+        let held = !entry.lost && now.saturating_duration_since(entry.leased_at) < duration;
+        let failed = entry.failed;
+        if !held {
+            self.by_id.remove(id);
+        }
+        held.then_some(failed)
+    }
+}
+
 /// Names one acquisition, so that a late release cannot end a newer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(u64);
@@ -174,15 +187,18 @@ impl InFlight {
 
     /// The same for an attempt that begins, and says how often the event had failed when that lease was taken.
     pub(crate) fn hold_failed(&self, id: &EventId, token: Token, duration: Duration) -> Option<u32> {
-        let mut entries = self.entries();
-        let entry = entries.by_id.get_mut(id).filter(|entry| entry.token == token)?;
-        entry.adopted = false;
-        let held = !entry.lost && entry.leased_at.elapsed() < duration;
-        let failed = entry.failed;
-        if !held {
-            entries.by_id.remove(id);
-        }
-        held.then_some(failed)
+        self.entries().hold(id, token, Instant::now(), duration)
+    }
+
+    /// The same for attempts that begin together, in their order.
+    pub(crate) fn hold_all<'a>(
+        &self,
+        acquisitions: impl IntoIterator<Item = (&'a EventId, Token)>,
+        duration: Duration,
+        held: &mut Vec<Option<u32>>,
+    ) {
+        let (mut entries, now) = (self.entries(), Instant::now());
+        held.extend(acquisitions.into_iter().map(|(id, token)| entries.hold(id, token, now, duration)));
     }
 
     /// The leases to renew: taken or renewed at least `age` ago, of events not in hand for longer than the `ttl`.
@@ -251,6 +267,23 @@ mod tests {
         // Again, while the attempt is under way.
         assert_eq!(in_flight.acquire_failed(&id, &lease(3), now, 0), None);
         assert_eq!(standing(), [Some(Standing { lease: lease(3), failed: 0, adopted: true })]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_attempts_that_begin_together_those_are_held_whose_leases_stand() {
+        let (in_flight, limit) = (InFlight::new(None), Duration::from_secs(9));
+        let ids = ["old", "lost", "other", "new"].map(EventId::from_row);
+        let mut tokens = ids.each_ref().map(|id| in_flight.acquire_failed(id, &lease(1), Instant::now(), 2).unwrap());
+        tokio::time::sleep(limit).await;
+        in_flight.renewed(&ids[1], &lease(1), Instant::now());
+        in_flight.renewed(&ids[3], &lease(1), Instant::now());
+        in_flight.lost(&ids[1], &lease(1));
+        tokens[2] = Token(99);
+        let mut held = Vec::new();
+        in_flight.hold_all(ids.iter().zip(tokens), limit, &mut held);
+        assert_eq!(held, [None, None, None, Some(2)]);
+        // What is another's is left alone; what ran out or was lost is let go.
+        assert_eq!(in_flight.len(), 2);
     }
 
     #[test]

@@ -150,16 +150,23 @@ impl<T> Queues<T> {
         }
     }
 
-    /// The next item if there is one now and it is wanted; never waits, never skips one.
-    pub(crate) fn take_if(&self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
-        let mut state = self.state();
-        let path = state.next_path()?;
-        if !state.queue(path).front().is_some_and(wanted) {
-            return None;
+    /// Takes at most so many more of the next items, up to the first that is not there now or is not wanted, and says how many it
+    /// took. Never waits, never skips one.
+    pub(crate) fn take_while(&self, most: usize, items: &mut Vec<T>, mut wanted: impl FnMut(&T) -> bool) -> usize {
+        let (mut state, mut taken, mut last) = (self.state(), 0, None);
+        while taken < most
+            && let Some(path) = state.next_path()
+            && state.queue(path).front().is_some_and(&mut wanted)
+        {
+            items.extend(state.pop(path));
+            taken += 1;
+            // If any of them was cold there is more room.
+            last = last.filter(|last| *last == Path::Cold).or(Some(path));
         }
-        let item = state.pop(path);
-        self.taken(state, path);
-        item
+        if let Some(path) = last {
+            self.taken(state, path);
+        }
+        taken
     }
 
     fn taken(&self, mut state: MutexGuard<'_, State<T>>, path: Path) {
@@ -340,6 +347,39 @@ mod tests {
         assert_eq!(queues.take().await, None);
     }
 
+    #[tokio::test]
+    async fn more_is_taken_in_turn_up_to_what_is_not_wanted_and_never_behind_it() {
+        let queues = Queues::new(10, 10);
+        assert_eq!(queues.reserve_hot(4), 4);
+        queues.push_reserved(vec![1, 2, 3, 4]).unwrap();
+        assert!(queues.push_cold(vec![11, 12, 13, 14]).is_empty());
+        assert_eq!(queues.take().await, Some(1));
+        let mut items = Vec::new();
+        assert_eq!(queues.take_while(0, &mut items, |_| true), 0);
+        assert_eq!(queues.take_while(4, &mut items, |_| true), 4);
+        assert_eq!(items, [2, 11, 3, 4], "as one by one");
+        assert_eq!(queues.take_while(9, &mut items, |item| *item != 13), 1);
+        assert_eq!(queues.take_while(9, &mut items, |item| *item != 13), 0);
+        assert_eq!(queues.take_while(9, &mut items, |_| true), 2);
+        assert_eq!(items, [2, 11, 3, 4, 12, 13, 14]);
+    }
+
+    #[tokio::test]
+    async fn who_takes_many_tells_of_room_and_of_what_is_left() {
+        let queues = Arc::new(filled(0, 4));
+        let waits = {
+            let queues = Arc::clone(&queues);
+            tokio::spawn(async move { queues.cold_room_for(3).await })
+        };
+        tokio::task::yield_now().await;
+        let mut items = Vec::new();
+        assert_eq!(queues.take_while(3, &mut items, |_| true), 3);
+        waits.await.unwrap();
+        // A permit was left for another worker.
+        assert!(pin!(queues.work.notified()).poll(&mut Context::from_waker(std::task::Waker::noop())).is_ready());
+        assert_eq!(queues.take().await, Some(Path::Cold));
+    }
+
     #[test]
     fn in_any_order_every_item_is_taken_once_and_every_worker_ends() {
         explore(|| {
@@ -351,7 +391,7 @@ mod tests {
                         let mut taken = Vec::new();
                         while let Some(item) = queues.take().await {
                             taken.push(item);
-                            taken.extend(queues.take_if(|item| item % 2 == 0));
+                            queues.take_while(2, &mut taken, |item| item % 2 == 0);
                         }
                         taken
                     })

@@ -13,7 +13,8 @@ use posthaste_core::{Event, RetryPolicy};
 use tokio::time::{Instant, timeout_at};
 
 use crate::breaker::{Breaker, BreakerState, Pass};
-use crate::envelope::Envelope;
+use crate::envelope::{Binding, Envelope};
+use crate::message::Text;
 use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
 use crate::template::{Template, TemplateError};
 
@@ -135,7 +136,8 @@ impl<P: Publisher> From<Destination<P>> for AnyListener {
         // A key of the destination's own may differ within an aggregate: then nothing would keep its events in order.
         let of_one_key = if key.is_none() { P::OF_ONE_KEY } else { OfOneKey::One };
         let keeps_order = of_one_key == OfOneKey::Prefix;
-        let mut listener = batch(Sending { publisher, breaker, to, key, envelope, time_limit, keeps_order })
+        let fixed = to.fixed().map(Arc::from);
+        let mut listener = batch(Sending { publisher, breaker, to, fixed, key, envelope, time_limit, keeps_order })
             .with_max_batch(max_batch)
             .with_of_one_key(of_one_key)
             .with_time_limit(time_limit + LATER)
@@ -160,6 +162,8 @@ struct Sending<P> {
     publisher: Arc<P>,
     breaker: Breaker,
     to: Template,
+    /// The address, if it is the same for every event.
+    fixed: Option<Arc<str>>,
     key: Option<Template>,
     envelope: Envelope,
     time_limit: Duration,
@@ -170,35 +174,53 @@ struct Sending<P> {
 impl<P: Publisher> BatchListener for Sending<P> {
     async fn on_events(&self, events: &[Delivery]) -> Vec<Verdict> {
         let in_order = self.keeps_order && events.iter().any(|event| event.seq().is_some());
-        let (mut verdicts, mut messages) = (Vec::with_capacity(events.len()), Vec::with_capacity(events.len()));
+        let (mut messages, mut not_sent) = (Vec::with_capacity(events.len()), Vec::new());
         let mut not_taken = NotTaken::default();
-        for event in events {
-            let is_behind = in_order && not_taken.holds_up(aggregate(event));
-            verdicts.push(match self.message(event) {
-                _ if is_behind => Some(later(Duration::ZERO)),
-                Ok(message) => {
-                    messages.push(message);
-                    None
-                }
+        for (place, event) in events.iter().enumerate() {
+            if in_order && not_taken.holds_up(aggregate(event)) {
+                not_sent.push((place, later(Duration::ZERO)));
+                continue;
+            }
+            match self.message(event) {
+                Ok(message) => messages.push(message),
                 Err(failure) => {
                     not_taken.note(aggregate(event));
-                    Some(Err(failure))
+                    not_sent.push((place, Err(failure)));
                 }
-            });
+            }
         }
-        let mut answers = self.send(messages, in_order).await.into_iter();
-        verdicts.into_iter().map(|verdict| verdict.or_else(|| answers.next()).expect("one for each message")).collect()
+        let answers = self.send(messages, in_order).await;
+        if not_sent.is_empty() {
+            return answers;
+        }
+        let (mut answers, mut not_sent) = (answers.into_iter(), not_sent.into_iter().peekable());
+        let verdict = |place| match not_sent.next_if(|(at, _)| *at == place) {
+            Some((_, verdict)) => verdict,
+            None => answers.next().expect("one for each message"),
+        };
+        (0..events.len()).map(verdict).collect()
     }
 }
 
 impl<P: Publisher> Sending<P> {
     fn message(&self, event: &Delivery) -> Result<Message, Failure> {
         let unroutable = |lack| Failure::new(FailureKind::Unroutable, lack);
-        let to = self.to.address(P::PLACES, event);
-        let to = to.map_err(|error| Failure::new(FailureKind::Unroutable, error))?;
+        let to = match &self.fixed {
+            Some(to) => Text::from(Arc::clone(to)),
+            None => {
+                let to = self.to.address(P::PLACES, event);
+                let to = to.map_err(|error| Failure::new(FailureKind::Unroutable, error))?;
+                // Words of an event may be none of a subject, which is known before anybody is asked.
+                if P::BINDING == Binding::Nats {
+                    let checked = self.publisher.check_address(&to);
+                    checked.map_err(|error| Failure::new(FailureKind::Unroutable, error))?;
+                }
+                to.into()
+            }
+        };
         let key = match &self.key {
-            Some(key) => Some(key.render(event).map_err(unroutable)?),
-            None => event.aggregate_id().map(str::to_owned),
+            Some(key) => Some(key.render(event).map_err(unroutable)?.into()),
+            None => Text::aggregate_id(event),
         };
         let wrapped =
             self.envelope.wrap(P::BINDING, event).map_err(|lack| Failure::new(FailureKind::Unroutable, lack))?;
@@ -248,6 +270,10 @@ impl<P: Publisher> Sending<P> {
         let results = Results::new(messages.len(), Instant::now() + self.time_limit);
         let results = if in_order { results.in_order() } else { results };
         let in_time = timeout_at(results.until(), self.publisher.publish_into(messages, &results)).await.is_ok();
+        if results.messages() > 0 && results.are_all_acknowledged() {
+            pass.succeeded();
+            return (0..results.messages()).map(|_| Ok(Outcome::Done)).collect();
+        }
         self.judged(pass, self.complete(results.into_noted(), in_time))
     }
 

@@ -5,14 +5,15 @@ mod cloud_events;
 mod debezium;
 mod encoding;
 mod plain;
+mod when;
 
 use std::borrow::Cow;
 
-use bytes::Bytes;
+use posthaste_core::Delivery;
 use posthaste_core::event::JSON;
-use posthaste_core::{Delivery, Event};
 use serde::Deserialize;
 
+use crate::message::{Body, Headers};
 use crate::template::{EmptyPlace, TemplateError};
 
 pub use binding::Binding;
@@ -20,6 +21,7 @@ pub use cloud_events::CloudEvents;
 pub(crate) use cloud_events::{STRUCTURED, TRACE};
 pub use debezium::Debezium;
 pub(crate) use encoding::{base64, is_json, percent_encoded};
+use when::When;
 
 /// How an event looks on its way.
 ///
@@ -64,18 +66,15 @@ pub enum Envelope {
     Debezium(Debezium),
 }
 
-/// A header, as a message has it.
-pub(crate) type Header = (Cow<'static, str>, String);
-
 /// What is sent of an event.
 #[derive(Clone, Debug)]
 pub struct Wrapped {
     /// What the body is.
     pub content_type: Cow<'static, str>,
     /// Beside the body.
-    pub headers: Vec<(Cow<'static, str>, String)>,
+    pub headers: Headers,
     /// The body.
-    pub body: Bytes,
+    pub body: Body,
 }
 
 /// Why an event was not put into its envelope.
@@ -139,17 +138,11 @@ impl Envelope {
 }
 
 /// The payload as the body, without a copy.
-fn with_payload(binding: Binding, event: &Delivery, headers: Vec<Header>) -> Wrapped {
+fn with_payload(binding: Binding, event: &Delivery, headers: Headers) -> Wrapped {
     let content_type = match event.content_type() {
         // Nearly always, and needs no memory.
         JSON => Cow::Borrowed(JSON),
-        other => Cow::Owned(binding.value(other)),
+        other => Cow::Owned(binding.value(other).into_owned()),
     };
-    Wrapped { content_type, headers, body: event.shared_payload() }
-}
-
-/// When it happened, unless that is in no year of RFC 3339.
-fn occurred_at(event: &Event) -> Option<String> {
-    let text = event.occurred_at().to_string();
-    (text.starts_with(|first: char| first.is_ascii_digit()) && text.ends_with('Z')).then_some(text)
+    Wrapped { content_type, headers, body: Body::payload(event) }
 }

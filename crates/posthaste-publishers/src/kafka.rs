@@ -605,7 +605,7 @@ impl Kafka {
             }
         }
         if let Some(taken) = batch.results.iter().position(|result| matches!(result, Some(Ok(())))) {
-            self.producers().known_topic.get_or_insert_with(|| messages[taken].to.clone());
+            self.producers().known_topic.get_or_insert_with(|| messages[taken].to.to_string());
         }
         self.put_off(&mut batch, &mut ends).await;
         batch.results.into_iter().map(|result| result.expect("each was sent or not")).collect()
@@ -715,10 +715,10 @@ mod tests {
         let first = kafka.producer(Size::default()).unwrap();
         let message = || Message {
             id: posthaste_core::EventId::generate(),
-            to: "orders".to_owned(),
+            to: "orders".into(),
             key: None,
             content_type: "text/plain".into(),
-            headers: Vec::new(),
+            headers: crate::Headers::default(),
             body: "x".into(),
         };
         // Once it has found its broker, the first one has its answer at once, however busy the machine is.
@@ -743,10 +743,10 @@ mod tests {
         let kafka = Kafka::connect(options).await.unwrap();
         let message = |key: usize| Message {
             id: posthaste_core::EventId::generate(),
-            to: "orders".to_owned(),
-            key: Some(key.to_string()),
+            to: "orders".into(),
+            key: Some(key.to_string().into()),
             content_type: "text/plain".into(),
-            headers: Vec::new(),
+            headers: crate::Headers::default(),
             body: "x".into(),
         };
         let batch = |keys: std::ops::Range<usize>| keys.map(message).collect::<Vec<_>>();

@@ -12,6 +12,7 @@ mod durability;
 mod envelope;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+mod message;
 #[cfg(feature = "mqtt")]
 pub mod mqtt;
 #[cfg(feature = "nats")]
@@ -40,6 +41,7 @@ pub use durability::Concern;
 pub use envelope::{Binding, CloudEvents, Debezium, Envelope, EnvelopeError, Wrapped};
 #[cfg(feature = "kafka")]
 pub use kafka::{Kafka, KafkaOptions};
+pub use message::{Body, Headers, Text};
 #[cfg(feature = "mqtt")]
 pub use mqtt::{Mqtt, MqttOptions};
 #[cfg(feature = "nats")]

@@ -97,7 +97,7 @@ struct Inner {
     breaker: Breaker,
     in_flight: Semaphore,
     connection: Slot<Connection>,
-    /// Subjects of streams that have no leader.
+    /// Subjects of streams that have no leader, or do not answer.
     pauses: Pauses,
     /// How many messages of one key are sent at once, where they have to be in order.
     run: AtomicUsize,
@@ -109,6 +109,10 @@ enum Missed {
     NotBehind,
     For(PublishError),
 }
+
+/// How often in a row a subject may have no answer before that is a failure of who goes there: a stream may be slow for minutes, and
+/// one that is told not to acknowledge is silent for ever.
+const LONGEST_SILENCE: u32 = 10;
 
 /// At most so many messages of one key are sent at once, where they have to be in order.
 const LONGEST_RUN: usize = 1024;
@@ -208,21 +212,22 @@ impl Nats {
         connection: &Arc<Connection>,
         messages: &[&Message],
         in_order: bool,
-        stored: &(impl Fn(usize) + Sync),
+        stored: &(impl Fn(&[usize]) + Sync),
     ) -> Vec<Result<(), Missed>> {
         let options = &self.0.options;
         let turn = if in_order { Some(connection.turn.lock().await) } else { None };
         let (mut news, mut ends) = (Watch::new(connection, options.ack_timeout), self.0.pauses.round());
         // All of them are prepared before the first is handed over: so many go over the connection together.
         let (mut prepared, mut preparing) = (Vec::with_capacity(messages.len()), Preparing::default());
+        let is_any_away = !ends.nobody_is_away();
         for (place, message) in messages.iter().enumerate() {
             let before = in_order.then(|| of_its_key_before(messages, place)).flatten();
             if before.is_some() && prepared.last().is_some_and(Result::is_err) {
                 prepared.push(Err(Trouble::NotSent));
                 continue;
             }
-            let left = ends.enter(&[&message.to]).err();
-            let put_off = left.map(|left| Err(PublishError::deferred(no_leader(&message.to), left)));
+            let left = if is_any_away { ends.enter(&[&message.to]).err() } else { None };
+            let put_off = left.map(|left| Err(PublishError::deferred(left_alone(&message.to), left)));
             let publish =
                 put_off.unwrap_or_else(|| preparing.prepared(message, options.expected_stream.as_deref(), before));
             // Nobody has seen it.
@@ -230,6 +235,9 @@ impl Nats {
         }
         let answers = news.exchanged(connection, turn, messages, prepared, stored).await;
         self.tell_of_repeats(answers.iter().filter(|answer| matches!(answer, Ok(true))).count() as u64);
+        if ends.nobody_is_away() && answers.iter().all(Result::is_ok) {
+            return answers.into_iter().map(|_| Ok(())).collect();
+        }
         let results: Vec<Result<(), Trouble>> = answers.into_iter().map(|answer| answer.map(drop)).collect();
         if !ends.nobody_is_away() {
             let is_answered = |result: &Result<(), Trouble>| match result {
@@ -241,7 +249,7 @@ impl Nats {
             let answered = messages.iter().zip(&results).filter(|(_, result)| is_answered(result));
             answered.for_each(|(message, _)| ends.there(&message.to));
         }
-        let there = if news.silent { self.answers(connection).await } else { Ok(()) };
+        let there = if news.is_silent() { self.answers(connection).await } else { Ok(()) };
         let nobody = messages.iter().zip(&results).filter(|(_, result)| matches!(result, Err(Trouble::Nobody)));
         let known = self.streams(connection, nobody.map(|(message, _)| message.to.as_str())).await;
         let mut explained = |message: &Message, trouble| match (trouble, &there) {
@@ -257,11 +265,18 @@ impl Nats {
                 None => no_stream(&message.to),
             },
             (Trouble::Silence, Err(error)) => PublishError::outage(error.to_string()),
-            (Trouble::Silence, Ok(())) => PublishError::retryable(format!(
-                "nobody acknowledged a message on {:?} within {:?}, while JetStream answers; is there a stream for it, and \
-                 does it acknowledge?",
-                message.to, options.ack_timeout
-            )),
+            (Trouble::Silence, Ok(())) => {
+                let reason = format!(
+                    "nobody acknowledged a message on {:?} within {:?}, while JetStream answers; is there a stream for it, and \
+                     does it acknowledge?",
+                    message.to, options.ack_timeout
+                );
+                let pause = ends.away(&message.to);
+                match ends.times_away(&message.to) > LONGEST_SILENCE {
+                    true => PublishError::retryable(reason),
+                    false => PublishError::deferred(reason, pause),
+                }
+            }
         };
         let missed = |(message, result): (&&Message, Result<(), Trouble>)| match result {
             Err(Trouble::NotBehind) => Err(Missed::NotBehind),
@@ -296,7 +311,7 @@ impl Nats {
     async fn publish_telling(
         &self,
         messages: &[Message],
-        stored: &(impl Fn(usize) + Sync),
+        stored: &(impl Fn(&[usize]) + Sync),
     ) -> Vec<Result<(), PublishError>> {
         let _under_way = self.0.connection.under_way().await;
         let until = Instant::now() + self.longest();
@@ -322,7 +337,11 @@ impl Nats {
                 Ok(connection) => {
                     let before = results.len();
                     let part: Vec<_> = part.iter().collect();
-                    let sent = self.send(&connection, &part, false, &|at| stored(before + at)).await;
+                    let placed = |places: &[usize]| match before {
+                        0 => stored(places),
+                        _ => stored(&places.iter().map(|place| before + place).collect::<Vec<_>>()),
+                    };
+                    let sent = self.send(&connection, &part, false, &placed).await;
                     results.extend(sent.into_iter().map(|result| result.map_err(Missed::into_error)));
                 }
                 Err(error) => results.extend(error.of_each(part.len())),
@@ -338,7 +357,7 @@ impl Nats {
     async fn publish_in_order(
         &self,
         messages: &[Message],
-        stored: &(impl Fn(usize) + Sync),
+        stored: &(impl Fn(&[usize]) + Sync),
     ) -> Vec<Result<(), PublishError>> {
         let _under_way = self.0.connection.under_way().await;
         let until = Instant::now() + self.longest();
@@ -360,7 +379,8 @@ impl Nats {
                     break;
                 }
             };
-            let answers = self.send(&connection, &part, true, &|at| stored(places[at])).await;
+            let placed = |sent: &[usize]| stored(&sent.iter().map(|at| places[*at]).collect::<Vec<_>>());
+            let answers = self.send(&connection, &part, true, &placed).await;
             let mut answers = answers.into_iter();
             let (mut left, mut shortest, mut away) = (places.len(), None, false);
             for run in &mut runs {
@@ -437,12 +457,15 @@ impl Publisher for Nats {
     }
 
     async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
-        let stored = |at| results.note(at, Ok(()));
+        let stored = |places: &[usize]| results.note_some(places.iter().map(|place| (*place, Ok(()))));
         let answers = match results.is_in_order() {
             true => self.publish_in_order(&messages, &stored).await,
             false => self.publish_telling(&messages, &stored).await,
         };
-        results.note_all(answers);
+        match answers.iter().all(Result::is_ok) {
+            true => results.acknowledge_all(),
+            false => results.note_all(answers),
+        }
     }
 
     fn check_address(&self, to: &str) -> Result<(), PublishError> {
@@ -467,6 +490,10 @@ impl Missed {
             Self::For(error) => error,
         }
     }
+}
+
+fn left_alone(subject: &str) -> String {
+    format!("the subject {subject:?} had no answer from its stream, and is left alone for a while")
 }
 
 fn no_leader(subject: &str) -> String {

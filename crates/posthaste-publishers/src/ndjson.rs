@@ -44,7 +44,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -54,7 +54,7 @@ use tokio::sync::oneshot;
 use crate::breaker::Breaker;
 use crate::destination::Destination;
 use crate::envelope::{Binding, STRUCTURED, TRACE, base64, is_json};
-use crate::publisher::{Message, PublishError, Publisher};
+use crate::publisher::{Message, PublishError, Publisher, Results};
 
 /// How long a close waits for lines that are being written.
 const LONGEST_CLOSE: Duration = Duration::from_secs(5);
@@ -113,6 +113,7 @@ impl NdjsonOptions {
 #[derive(Clone)]
 pub struct Ndjson {
     writer: Writer,
+    spare: Spare,
     name: Arc<str>,
     breaker: Breaker,
 }
@@ -167,7 +168,30 @@ impl Ndjson {
     }
 
     fn writing(name: String, writer: Writer) -> Self {
-        Self { breaker: Breaker::new(&*name), name: name.into(), writer }
+        Self { breaker: Breaker::new(&*name), name: name.into(), writer, spare: Spare::default() }
+    }
+
+    /// Writes a line for each message, and says how many were written whole, and why not all of them.
+    async fn write(&self, messages: &[Message]) -> (usize, Option<io::Error>) {
+        let lines = self.spare.lines_of(messages);
+        let write = move |sink: &mut Sink, until| (sink.append(&lines, until), lines);
+        match self.writer.ask(LONGEST, write).await {
+            Ok((Written { lines: whole, error, .. }, lines)) => {
+                self.spare.keep(lines);
+                (whole, error)
+            }
+            Err(error) => (0, Some(error)),
+        }
+    }
+
+    /// What became of each of so many messages, of which so many were written.
+    fn results(
+        &self,
+        sent: usize,
+        (lines, error): (usize, Option<io::Error>),
+    ) -> impl Iterator<Item = Result<(), PublishError>> {
+        let reason = error.map(|error| format!("{} cannot be written to: {error}", self.name)).unwrap_or_default();
+        (0..sent).map(move |at| if at < lines { Ok(()) } else { Err(PublishError::outage(reason.clone())) })
     }
 
     /// Sends events there: a line for each.
@@ -189,12 +213,15 @@ impl Publisher for Ndjson {
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
-        let (lines, sent) = (Lines::of(&messages), messages.len());
-        let written = self.writer.ask(LONGEST, move |sink, until| sink.append(&lines, until)).await;
-        let Written { lines, error, .. } = written.unwrap_or_else(Written::from);
-        let reason = error.map(|error| format!("{} cannot be written to: {error}", self.name)).unwrap_or_default();
-        let result = |at| if at < lines { Ok(()) } else { Err(PublishError::outage(reason.clone())) };
-        (0..sent).map(result).collect()
+        self.results(messages.len(), self.write(&messages).await).collect()
+    }
+
+    async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
+        let written = self.write(&messages).await;
+        match written.0 == messages.len() {
+            true => results.acknowledge_all(),
+            false => results.note_all(self.results(messages.len(), written)),
+        }
     }
 
     /// Whether the file can still be opened. Whether the disk is full, or anybody reads, is known by writing only.
@@ -281,14 +308,13 @@ struct Lines {
 const BESIDE_BODY: usize = 512;
 
 impl Lines {
-    fn of(messages: &[Message]) -> Self {
-        let room = messages.iter().map(|message| message.body.len() + BESIDE_BODY).sum();
-        let mut lines = Self { text: Vec::with_capacity(room), ends: Vec::with_capacity(messages.len()) };
+    fn add(&mut self, messages: &[Message]) {
+        self.text.reserve(messages.iter().map(|message| message.body.len() + BESIDE_BODY).sum());
+        self.ends.reserve(messages.len());
         for message in messages {
-            push_line(&mut lines.text, message);
-            lines.end();
+            push_line(&mut self.text, message);
+            self.end();
         }
-        lines
     }
 
     fn end(&mut self) {
@@ -297,51 +323,90 @@ impl Lines {
     }
 }
 
+/// How many batches are kept for others to come, and how large those are at most.
+const SPARE: (usize, usize) = (8, 4 << 20);
+
+/// Room of lines that were written, for those of batches to come.
+#[derive(Clone, Default)]
+struct Spare(Arc<Mutex<Vec<Lines>>>);
+
+impl Spare {
+    fn lines_of(&self, messages: &[Message]) -> Lines {
+        let mut lines = self.all().pop().unwrap_or_default();
+        lines.add(messages);
+        lines
+    }
+
+    fn keep(&self, mut lines: Lines) {
+        let (most, largest) = SPARE;
+        let mut all = self.all();
+        if all.len() < most && lines.text.capacity() + lines.ends.capacity() * size_of::<usize>() <= largest {
+            lines.text.clear();
+            lines.ends.clear();
+            all.push(lines);
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Lines>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Adds the line of a message, without its end.
 fn push_line(line: &mut Vec<u8>, message: &Message) {
-    let text = std::str::from_utf8(&message.body).ok().filter(|_| is_json(&message.content_type));
-    let json = text.filter(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
+    let json = Some(&*message.body).filter(|_| is_json(&message.content_type) && has_json(message));
     if let Some(event) = json.filter(|_| is_structured(message)) {
         return push_on_one_line(line, event);
     }
-    push(line, "{\"id\":", message.id.as_str());
+    push(line, b"{\"id\":", message.id.as_str());
     if let Some(key) = &message.key {
-        push(line, ",\"key\":", key);
+        push(line, b",\"key\":", key);
     }
-    push(line, ",\"content_type\":", &message.content_type);
+    push(line, b",\"content_type\":", &message.content_type);
     line.extend_from_slice(b",\"headers\":{");
     for (at, (name, value)) in message.headers.iter().enumerate() {
-        push(line, if at == 0 { "" } else { "," }, name);
-        push(line, ":", value);
+        push(line, if at == 0 { b"" } else { b"," }, name);
+        push(line, b":", value);
     }
     match json {
         Some(body) => {
             line.extend_from_slice(b"},\"body\":");
             push_on_one_line(line, body);
         }
-        None => push(line, "},\"body_base64\":", &base64(&message.body)),
+        None => push(line, b"},\"body_base64\":", &base64(&message.body)),
     }
     line.push(b'}');
 }
 
-/// Whether the message is in the envelope whose body has everything. An event may be called so, too, but has headers then.
-fn is_structured(message: &Message) -> bool {
-    message.content_type == STRUCTURED && message.headers.iter().all(|(name, _)| TRACE.contains(&&**name))
+/// Whether the body is JSON, which is known of nearly every event.
+fn has_json(message: &Message) -> bool {
+    let is_read = |text| serde_json::from_str::<IgnoredAny>(text).is_ok();
+    message.body.is_known_as_json() || std::str::from_utf8(&message.body).is_ok_and(is_read)
 }
 
-fn push(line: &mut Vec<u8>, before: &str, text: &str) {
-    line.extend_from_slice(before.as_bytes());
-    serde_json::to_writer(line, text).expect("text can be written to memory as JSON");
+/// Whether the message is in the envelope whose body has everything. An event may be called so, too, but has headers then.
+fn is_structured(message: &Message) -> bool {
+    message.content_type == STRUCTURED && message.headers.iter().all(|(name, _)| TRACE.contains(&name))
+}
+
+fn push(line: &mut Vec<u8>, before: &[u8], text: &str) {
+    line.extend_from_slice(before);
+    // All of it is looked at, which is quicker than to ask each time whether to go on.
+    let is_odd = |byte: u8| (byte < 0x20) | (byte == b'"') | (byte == b'\\');
+    if text.bytes().fold(false, |odd, byte| odd | is_odd(byte)) {
+        return serde_json::to_writer(line, text).expect("text can be written to memory as JSON");
+    }
+    line.push(b'"');
+    line.extend_from_slice(text.as_bytes());
+    line.push(b'"');
 }
 
 /// Adds JSON on one line. Between its tokens a line break is as good as a space, and inside of strings there is none.
-fn push_on_one_line(line: &mut Vec<u8>, json: &str) {
-    let start = line.len();
-    line.extend_from_slice(json.as_bytes());
-    for byte in &mut line[start..] {
-        if matches!(byte, b'\n' | b'\r') {
-            *byte = b' ';
-        }
+fn push_on_one_line(line: &mut Vec<u8>, json: &[u8]) {
+    let (start, is_break) = (line.len(), |byte: u8| (byte == b'\n') | (byte == b'\r'));
+    line.extend_from_slice(json);
+    if json.iter().fold(false, |found, byte| found | is_break(*byte)) {
+        line[start..].iter_mut().filter(|byte| is_break(**byte)).for_each(|byte| *byte = b' ');
     }
 }
 

@@ -30,6 +30,8 @@ struct Pause {
     /// Nothing while somebody tries the end.
     until: Option<Instant>,
     length: Duration,
+    /// How often in a row it was away.
+    times: u32,
     turns: Turns,
 }
 
@@ -111,16 +113,23 @@ impl Round<'_> {
                 return wait;
             }
             pause.length = (pause.length * 2).min(LONGEST);
+            pause.times = pause.times.saturating_add(1);
             pause.until = Some(now + pause.length);
             return pause.wait(now).unwrap_or(pause.length);
         }
         // Without room nothing is remembered: then it is asked again each time.
         if all.len() < MOST {
-            let mut pause = Pause { until: Some(now + FIRST), length: FIRST, turns: Turns::default() };
+            let mut pause = Pause { until: Some(now + FIRST), length: FIRST, times: 1, turns: Turns::default() };
             pause.wait(now);
             all.insert(end.to_owned(), pause);
         }
         FIRST
+    }
+
+    /// How often in a row the end was away, each time after a pause.
+    #[cfg(feature = "nats")]
+    pub(crate) fn times_away(&self, end: &str) -> u32 {
+        self.pauses.all().get(end).map_or(0, |pause| pause.times)
     }
 
     /// The end has taken something, or has said why not.
@@ -165,6 +174,25 @@ mod tests {
         }
         round.there("a");
         assert_eq!(round.away("a"), FIRST);
+    }
+
+    #[cfg(feature = "nats")]
+    #[tokio::test(start_paused = true)]
+    async fn it_is_known_how_often_in_a_row_an_end_was_away() {
+        let pauses = Pauses::default();
+        assert_eq!(pauses.round().times_away("a"), 0);
+        for times in 1..20 {
+            let mut round = pauses.round();
+            assert_eq!(round.enter(&["a"]), Ok(()));
+            // However many messages meet it.
+            for _ in 0..3 {
+                round.away("a");
+            }
+            assert_eq!(round.times_away("a"), times);
+            tokio::time::sleep(LONGEST).await;
+        }
+        pauses.round().there("a");
+        assert_eq!(pauses.round().times_away("a"), 0);
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,16 +4,16 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use posthaste_core::EventId;
 use posthaste_core::listener::OfOneKey;
 use tokio::time::Instant;
 
 use crate::address;
 use crate::envelope::Binding;
+use crate::message::{Body, Headers, Text};
 use crate::template::Places;
 
 /// Sends messages to one broker, or whatever is at the other end.
@@ -85,16 +85,16 @@ pub struct Message {
     /// The id of the event, the same for each attempt: by this a receiver tells repeats.
     pub id: EventId,
     /// Where to, as the template of the destination says: topic, subject, routing key, stream or URL.
-    pub to: String,
+    pub to: Text,
     /// What has to stay in order; the aggregate id, unless the destination says otherwise.
-    pub key: Option<String>,
+    pub key: Option<Text>,
     /// What the body is. It is not among the headers, so each publisher puts it where its protocol has it: on HTTP, Kafka and
     /// NATS the header `content-type`, on AMQP and MQTT 5 the property. If it is empty, there is none on Kafka.
     pub content_type: Cow<'static, str>,
     /// Beside the body, as the binding of the protocol names them.
-    pub headers: Vec<(Cow<'static, str>, String)>,
+    pub headers: Headers,
     /// The body.
-    pub body: Bytes,
+    pub body: Body,
 }
 
 /// Without what may be secret: the body, headers, and what a URL has behind its host.
@@ -128,15 +128,50 @@ pub(crate) fn runs_of(messages: &[Message]) -> Vec<std::collections::VecDeque<us
 /// Where a publisher notes what became of the messages of a batch.
 #[derive(Debug)]
 pub struct Results {
+    messages: usize,
     until: Instant,
     in_order: bool,
-    noted: Mutex<Vec<Option<Result<(), PublishError>>>>,
+    noted: Mutex<Noted>,
+}
+
+#[derive(Debug)]
+enum Noted {
+    /// Nothing, as yet.
+    Nothing,
+    /// All of them were acknowledged, as nearly always: that needs no memory.
+    AllAcknowledged,
+    Each(Vec<Option<Result<(), PublishError>>>),
+}
+
+impl Noted {
+    /// What was noted of each.
+    fn each(&mut self, messages: usize) -> &mut Vec<Option<Result<(), PublishError>>> {
+        let each = || match self {
+            Self::AllAcknowledged => (0..messages).map(|_| Some(Ok(()))).collect(),
+            _ => (0..messages).map(|_| None).collect(),
+        };
+        if !matches!(self, Self::Each(_)) {
+            *self = Self::Each(each());
+        }
+        match self {
+            Self::Each(each) => each,
+            Self::Nothing | Self::AllAcknowledged => unreachable!("it has just become one for each"),
+        }
+    }
+
+    fn are_all_acknowledged(&self, messages: usize) -> bool {
+        match self {
+            Self::Nothing => messages == 0,
+            Self::AllAcknowledged => true,
+            Self::Each(each) => each.iter().all(|result| matches!(result, Some(Ok(())))),
+        }
+    }
 }
 
 impl Results {
     /// For so many messages, whose time is over at that moment.
     pub fn new(messages: usize, until: Instant) -> Self {
-        Self { until, in_order: false, noted: Mutex::new((0..messages).map(|_| None).collect()) }
+        Self { messages, until, in_order: false, noted: Mutex::new(Noted::Nothing) }
     }
 
     /// The same for messages that have to be in order.
@@ -157,6 +192,15 @@ impl Results {
         self.until
     }
 
+    /// For how many messages there are results.
+    pub fn messages(&self) -> usize {
+        self.messages
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Notes what became of a message, by its place in the batch. The last word counts; a place that no message has does not.
     pub fn note(&self, place: usize, result: Result<(), PublishError>) {
         self.note_some([(place, result)]);
@@ -164,9 +208,10 @@ impl Results {
 
     /// Notes what became of some messages, each by its place in the batch.
     pub fn note_some(&self, results: impl IntoIterator<Item = (usize, Result<(), PublishError>)>) {
-        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noted = self.noted();
+        let each = noted.each(self.messages);
         for (place, result) in results {
-            if let Some(noted) = noted.get_mut(place) {
+            if let Some(noted) = each.get_mut(place) {
                 *noted = Some(result);
             }
         }
@@ -177,9 +222,29 @@ impl Results {
         self.note_some(results.into_iter().enumerate());
     }
 
+    /// Notes that all messages were acknowledged, whatever was noted before.
+    pub fn acknowledge_all(&self) {
+        *self.noted() = Noted::AllAcknowledged;
+    }
+
+    /// Whether it was noted of all messages that they were acknowledged.
+    pub fn are_all_acknowledged(&self) -> bool {
+        self.noted().are_all_acknowledged(self.messages)
+    }
+
+    /// Shows what was noted by now, in the order of the messages.
+    pub fn look(&self, mut see: impl FnMut(Option<&Result<(), PublishError>>)) {
+        match &*self.noted() {
+            Noted::Nothing => (0..self.messages).for_each(|_| see(None)),
+            Noted::AllAcknowledged => (0..self.messages).for_each(|_| see(Some(&Ok(())))),
+            Noted::Each(each) => each.iter().for_each(|result| see(result.as_ref())),
+        }
+    }
+
     /// What was noted, in the order of the messages.
     pub fn into_noted(self) -> Vec<Option<Result<(), PublishError>>> {
-        self.noted.into_inner().unwrap_or_else(PoisonError::into_inner)
+        let mut noted = self.noted.into_inner().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(noted.each(self.messages))
     }
 }
 

@@ -451,7 +451,7 @@ impl Redis {
     }
 
     fn add(&self, pipeline: &mut Pipeline, message: &Message) {
-        let command = pipeline.cmd("XADD").arg(&message.to);
+        let command = pipeline.cmd("XADD").arg(message.to.as_str());
         if !self.0.options.create_streams {
             command.arg("NOMKSTREAM");
         }
@@ -462,8 +462,8 @@ impl Redis {
         if !message.headers.iter().any(|(name, _)| name == "event-id") {
             command.arg("event-id").arg(message.id.as_str());
         }
-        for (name, value) in message.headers.iter().filter(|(name, _)| name != "content-type" && name != "payload") {
-            command.arg(name.as_ref()).arg(value);
+        for (name, value) in message.headers.iter().filter(|(name, _)| *name != "content-type" && *name != "payload") {
+            command.arg(name).arg(value);
         }
         command.arg("content-type").arg(message.content_type.as_ref()).arg("payload").arg(&message.body[..]);
     }
@@ -603,7 +603,8 @@ mod tests {
     fn message(bytes: usize) -> Message {
         let id = EventId::new("id").unwrap();
         let body = vec![b'x'; bytes].into();
-        Message { id, to: "s".into(), key: None, content_type: "text/plain".into(), headers: Vec::new(), body }
+        let headers = crate::Headers::default();
+        Message { id, to: "s".into(), key: None, content_type: "text/plain".into(), headers, body }
     }
 
     #[test]

@@ -115,7 +115,7 @@ mod tests {
 
     fn message(id: usize) -> Message {
         let id = EventId::new(id.to_string()).unwrap();
-        let (content_type, headers, body) = ("text/plain".into(), Vec::new(), "x".into());
+        let (content_type, headers, body) = ("text/plain".into(), crate::Headers::default(), "x".into());
         Message { id, to: "a".into(), key: None, content_type, headers, body }
     }
 

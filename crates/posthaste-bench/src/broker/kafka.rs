@@ -83,7 +83,7 @@ impl Broker for KafkaBroker {
             let place = Box::new(Arc::clone(&places).acquire_owned().await?);
             let mut headers = OwnedHeaders::new_with_capacity(message.headers.len() + 1);
             headers = headers.insert(Header { key: "content-type", value: Some(message.content_type.as_ref()) });
-            for (name, value) in &message.headers {
+            for (name, value) in message.headers.iter() {
                 headers = headers.insert(Header { key: name, value: Some(value) });
             }
             let key = message.key.as_deref().context("every message has a key")?;

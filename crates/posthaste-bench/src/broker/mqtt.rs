@@ -156,11 +156,17 @@ impl Broker for MqttBroker {
             }
             let properties = PublishProperties {
                 content_type: Some(message.content_type.into_owned()),
-                user_properties: message.headers.into_iter().map(|(name, value)| (name.into_owned(), value)).collect(),
+                user_properties: message
+                    .headers
+                    .iter()
+                    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                    .collect(),
                 ..PublishProperties::default()
             };
             let publish = PublishOptions::new(QoS::AtLeastOnce).properties(properties);
-            in_flight.push_back(self.bare.publish_tracked(message.to, message.body, publish).await?);
+            in_flight.push_back(
+                self.bare.publish_tracked(String::from(message.to), message.body.into_bytes(), publish).await?,
+            );
         }
         for notice in in_flight {
             taken(notice).await?;

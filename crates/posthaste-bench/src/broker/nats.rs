@@ -66,12 +66,13 @@ impl Broker for NatsBroker {
             {
                 IntoFuture::into_future(oldest).await?;
             }
-            let mut publish = PublishMessage::build().payload(message.body).message_id(message.id.as_str());
-            for (name, value) in message.headers {
-                publish = publish.header(name.as_ref(), value.as_str());
+            let mut publish =
+                PublishMessage::build().payload(message.body.into_bytes()).message_id(message.id.as_str());
+            for (name, value) in message.headers.iter() {
+                publish = publish.header(name, value);
             }
             publish = publish.header("content-type", message.content_type.as_ref());
-            in_flight.push_back(self.bare.send_publish(message.to, publish).await?);
+            in_flight.push_back(self.bare.send_publish(String::from(message.to), publish).await?);
         }
         for pending in in_flight {
             pending.await?;

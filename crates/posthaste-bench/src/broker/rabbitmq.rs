@@ -40,7 +40,7 @@ impl RabbitBroker {
 
     async fn confirmed(&self, message: Message) -> anyhow::Result<()> {
         let mut headers = FieldTable::default();
-        for (name, value) in message.headers {
+        for (name, value) in message.headers.iter() {
             headers.insert(ShortString::try_new(name)?, AMQPValue::LongString(value.into()));
         }
         let properties = BasicProperties::default()

@@ -77,9 +77,9 @@ impl Broker for RedisBroker {
 async fn add(mut connection: MultiplexedConnection, messages: Vec<Message>) -> anyhow::Result<()> {
     let mut pipeline = redis::pipe();
     for message in &messages {
-        let command = pipeline.cmd("XADD").arg(&message.to).arg("*");
-        for (name, value) in &message.headers {
-            command.arg(name.as_ref()).arg(value);
+        let command = pipeline.cmd("XADD").arg(message.to.as_str()).arg("*");
+        for (name, value) in message.headers.iter() {
+            command.arg(name).arg(value);
         }
         command.arg("content-type").arg(message.content_type.as_ref()).arg("payload").arg(&message.body[..]);
     }

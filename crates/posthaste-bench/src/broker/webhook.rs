@@ -116,12 +116,12 @@ impl Broker for Receiver {
 
 async fn post(client: Client, messages: Vec<Message>) -> anyhow::Result<()> {
     for message in messages {
-        let mut request = client.post(&message.to).header(CONTENT_TYPE, message.content_type.as_ref());
+        let mut request = client.post(message.to.as_str()).header(CONTENT_TYPE, message.content_type.as_ref());
         request = request.header("webhook-id", message.id.as_str());
-        for (name, value) in &message.headers {
-            request = request.header(name.as_ref(), value);
+        for (name, value) in message.headers.iter() {
+            request = request.header(name, value);
         }
-        request.body(message.body).send().await?.error_for_status()?.bytes().await?;
+        request.body(message.body.into_bytes()).send().await?.error_for_status()?.bytes().await?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::ensure;
 use posthaste_core::listener::Path;
 use posthaste_core::{Delivery, Options, Outbox};
-use posthaste_publishers::{Envelope, Message, Publisher};
+use posthaste_publishers::{Envelope, Message, Publisher, Text};
 
 use super::Done;
 use super::drain::{self, Relays};
@@ -204,9 +204,9 @@ fn messages<B: Broker>(broker: &B, place: &str, filling: Filling) -> anyhow::Res
     let message = |number: usize| {
         let event = Delivery::new(event(number, &payload), 0, Path::Cold);
         let wrapped = Envelope::Plain.wrap(B::Publisher::BINDING, &event)?;
-        let key = event.aggregate_id().map(str::to_owned);
+        let key = Text::aggregate_id(&event);
         let (id, content_type, headers) = (event.id().clone(), wrapped.content_type, wrapped.headers);
-        Ok(Message { id, to: to.clone(), key, content_type, headers, body: wrapped.body })
+        Ok(Message { id, to: to.as_str().into(), key, content_type, headers, body: wrapped.body.into_bytes().into() })
     };
     (0..filling.events).map(message).collect()
 }

@@ -128,9 +128,14 @@ impl DestinationMeter {
         }
     }
 
-    fn count(&self, results: &[Option<Result<(), PublishError>>]) {
+    /// Counts what was noted, and says how much of it is no acknowledgement.
+    fn count(&self, results: &Results) -> usize {
+        if results.are_all_acknowledged() {
+            self.acknowledged.increment(results.messages() as u64);
+            return 0;
+        }
         let [mut acknowledged, mut failed, mut dead, mut deferred] = [0; 4];
-        for result in results {
+        results.look(|result| {
             *match result {
                 Some(Ok(())) => &mut acknowledged,
                 Some(Err(error)) => match error.kind() {
@@ -141,7 +146,7 @@ impl DestinationMeter {
                 // No answer in time uses no attempt.
                 None => &mut deferred,
             } += 1;
-        }
+        });
         let counters = [
             (&self.acknowledged, acknowledged),
             (&self.failed, failed),
@@ -151,6 +156,7 @@ impl DestinationMeter {
         for (counter, count) in counters.into_iter().filter(|(_, count)| *count > 0) {
             counter.increment(count);
         }
+        usize::try_from(failed + dead + deferred).unwrap_or(usize::MAX)
     }
 }
 
@@ -182,18 +188,14 @@ impl<P: Publisher> Publisher for Metered<P> {
 
     async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
         let Some(meter) = &self.meter else { return self.inner.publish_into(messages, results).await };
-        let noted = Results::new(messages.len(), results.until());
-        let noted = if results.is_in_order() { noted.in_order() } else { noted };
-        let passing_on = PassingOn {
-            noted: Some(noted),
-            to: results,
+        let _counting = Counting {
+            results,
             meter,
             begun_at: Instant::now(),
             #[cfg(feature = "otlp")]
             span: super::otlp::sending(meter.of.0, &meter.of.1, &messages),
         };
-        let noted = passing_on.noted.as_ref().expect("it is taken at the end");
-        self.inner.publish_into(messages, noted).await;
+        self.inner.publish_into(messages, results).await;
     }
 
     fn check_address(&self, to: &str) -> Result<(), PublishError> {
@@ -209,26 +211,25 @@ impl<P: Publisher> Publisher for Metered<P> {
     }
 }
 
-/// Counts results and passes them on, also when the time of the batch is over and its future is dropped.
-struct PassingOn<'a> {
-    noted: Option<Results>,
-    to: &'a Results,
+/// Counts results at the end, also when the time of the batch is over and its future is dropped.
+struct Counting<'a> {
+    results: &'a Results,
     meter: &'a DestinationMeter,
     begun_at: Instant,
     #[cfg(feature = "otlp")]
     span: Option<opentelemetry::Context>,
 }
 
-impl Drop for PassingOn<'_> {
+impl Drop for Counting<'_> {
     fn drop(&mut self) {
         self.meter.duration.record(self.begun_at.elapsed());
-        let noted = self.noted.take().map(Results::into_noted).unwrap_or_default();
+        let not_taken = self.meter.count(self.results);
         #[cfg(feature = "otlp")]
         if let Some(span) = &self.span {
-            super::otlp::sent(span, noted.iter().filter(|result| !matches!(result, Some(Ok(())))).count());
+            super::otlp::sent(span, not_taken);
         }
-        self.meter.count(&noted);
-        self.to.note_some(noted.into_iter().enumerate().filter_map(|(place, result)| Some((place, result?))));
+        #[cfg(not(feature = "otlp"))]
+        let _ = not_taken;
     }
 }
 
@@ -238,6 +239,7 @@ mod tests {
     use std::time::Duration;
 
     use posthaste::EventId;
+    use posthaste::publishers::Headers;
     use tokio::time::timeout;
 
     use super::*;
@@ -314,10 +316,10 @@ mod tests {
     fn messages() -> Vec<Message> {
         let message = |id: &str| Message {
             id: EventId::from_row(id),
-            to: "orders".to_owned(),
-            key: Some("7".to_owned()),
+            to: "orders".into(),
+            key: Some("7".into()),
             content_type: "application/json".into(),
-            headers: Vec::new(),
+            headers: Headers::default(),
             body: "1".into(),
         };
         vec![message("1"), message("2")]

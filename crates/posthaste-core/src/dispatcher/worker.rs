@@ -28,12 +28,19 @@ pub(crate) struct Worker {
     pub(crate) poller: Wake,
 }
 
+/// How many events are taken at once, so that nobody who writes waits long for the queue.
+const AT_ONCE: usize = 256;
+
 /// What a worker has in hand: events for one listener. Kept between rounds, so that a round needs no new memory.
 #[derive(Default)]
 struct Hand {
     works: Vec<Work>,
     deliveries: Vec<Delivery>,
+    /// How often each had failed, whose lease stands.
+    held: Vec<Option<u32>>,
     actions: Vec<Action>,
+    /// The same for who measures.
+    ended_with: Vec<Action>,
     latencies: Vec<Duration>,
 }
 
@@ -53,33 +60,37 @@ impl Worker {
         }
     }
 
-    /// Whether the lease of an event still stands. One whose lease ran out while it was queued may be with another
-    /// process by now, and is left alone. One that was there meanwhile, and has come back, may have failed there.
-    fn holds(&self, work: &mut Work) -> bool {
-        let id = work.delivery.id();
-        match self.in_flight.hold_failed(id, work.token, self.lease_duration) {
-            Some(failed) => {
-                work.delivery.set_failed_attempts(failed);
-                true
+    /// Keeps in hand whose leases still stand. An event whose lease ran out while it was queued may be with another process by
+    /// now, and is left alone. One that was there meanwhile, and has come back, may have failed there.
+    fn hold(&self, hand: &mut Hand) {
+        let acquisitions = hand.works.iter().map(|work| (work.delivery.id(), work.token));
+        self.in_flight.hold_all(acquisitions, self.lease_duration, &mut hand.held);
+        let mut held = hand.held.drain(..);
+        hand.works.retain_mut(|work| {
+            match held.next().flatten() {
+                Some(failed) => {
+                    work.delivery.set_failed_attempts(failed);
+                    true
+                }
+                None => {
+                    debug!(event_id = %work.delivery.id(), "lease ran out in the queue; the event is left to the next claim");
+                    self.caller.metrics.lease_lost(1);
+                    // In the table the lease began a little later than here, and ends a little later.
+                    self.poller.after((self.lease_duration / 4).min(Duration::from_secs(1)));
+                    false
+                }
             }
-            None => {
-                debug!(event_id = %id, "lease ran out in the queue; the event is left to the next claim");
-                self.caller.metrics.lease_lost(1);
-                // In the table the lease began a little later than here, and ends a little later.
-                self.poller.after((self.lease_duration / 4).min(Duration::from_secs(1)));
-                false
-            }
-        }
+        });
     }
 
     /// Fills the hand with more events for the same listener, as far as it takes batches and they are next in line.
     fn take_more_for(&self, listener: &AnyListener, works: &mut Vec<Work>) {
+        let same =
+            |next: &Work| self.caller.registry.listener_for(&next.delivery).is_some_and(|other| other.is(listener));
         while works.len() < listener.max_batch() {
-            let same =
-                |next: &Work| self.caller.registry.listener_for(&next.delivery).is_some_and(|other| other.is(listener));
-            match self.queues.take_if(same) {
-                Some(work) => works.push(work),
-                None => break,
+            let most = (listener.max_batch() - works.len()).min(AT_ONCE);
+            if self.queues.take_while(most, works, same) < most {
+                break;
             }
         }
     }
@@ -109,7 +120,7 @@ impl Worker {
             return;
         };
         // Only now, since there may have been a long wait for a place while the database was away.
-        hand.works.retain_mut(|work| self.holds(work));
+        self.hold(hand);
         if hand.works.is_empty() {
             return;
         }
@@ -122,7 +133,9 @@ impl Worker {
         measuring.entered(|| {
             hand.actions.extend(outcomes.map(|(event, verdict)| self.caller.classify(&event, verdict, policy, None)));
         });
-        let ended_with = if measuring.is_empty() { Vec::new() } else { hand.actions.clone() };
+        if !measuring.is_empty() {
+            hand.ended_with.extend_from_slice(&hand.actions);
+        }
         for (work, action) in hand.works.drain(..).zip(hand.actions.drain(..)) {
             let place = places.next().expect("a place was reserved for each event in hand");
             place.send(settle::Settling {
@@ -136,6 +149,7 @@ impl Worker {
             });
         }
         // After the outcomes are on their way, which must not wait for somebody's exporter.
-        measuring.end(&ended_with);
+        measuring.end(&hand.ended_with);
+        hand.ended_with.clear();
     }
 }

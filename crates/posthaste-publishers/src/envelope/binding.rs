@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use super::Header;
 use super::encoding::{fits_header, percent_encoded};
+use crate::message::Headers;
 
 /// How a protocol carries what an envelope says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,8 +49,8 @@ const OF_FIELDS: [&str; 2] = ["event-id", "payload"];
 const LONGEST_OF_AMQP: usize = 255;
 
 impl Binding {
-    /// A header of an event under its own name, if the protocol can have it.
-    pub(super) fn header(self, name: &str, value: &str) -> Option<Header> {
+    /// What a header of an event is called under its own name, if the protocol can have it.
+    pub(super) fn header_name(self, name: &str) -> Option<String> {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         let starts_with =
             |prefix: &str| name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
@@ -61,7 +61,7 @@ impl Binding {
                 Self::Amqp => is("cc") || is("bcc") || !self.can_be_called(name.len()),
                 Self::Kafka | Self::Mqtt | Self::Fields => false,
             };
-        (!taken).then(|| (Cow::Owned(self.name(name)), self.value(value)))
+        (!taken).then(|| self.name(name))
     }
 
     /// Names that publishers use, so that a header of an event that has one of them may be left out, or taken for theirs.
@@ -73,9 +73,9 @@ impl Binding {
         }
     }
 
-    /// One of our own headers. What it is called fits every protocol.
-    pub(super) fn own(self, name: &'static str, value: &str) -> Header {
-        (Cow::Borrowed(name), self.value(value))
+    /// Adds one of our own headers. What it is called fits every protocol.
+    pub(super) fn own(self, headers: &mut Headers, name: &'static str, value: &str) {
+        headers.push(name, self.value(value));
     }
 
     /// Whether two headers of an event, which have names of their own there, would have one here.
@@ -98,10 +98,10 @@ impl Binding {
         }
     }
 
-    pub(super) fn value(self, value: &str) -> String {
+    pub(super) fn value(self, value: &str) -> Cow<'_, str> {
         match self {
             Self::Http | Self::Nats => fits_header(value),
-            _ => value.to_owned(),
+            _ => Cow::Borrowed(value),
         }
     }
 }

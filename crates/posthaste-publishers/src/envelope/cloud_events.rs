@@ -3,14 +3,14 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use bytes::Bytes;
 use posthaste_core::event::limit;
 use posthaste_core::{Delivery, Event};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::encoding::{attribute, attribute_in_header, base64, is_json, uri_reference};
-use super::{Binding, Envelope, EnvelopeError, Header, Wrapped, occurred_at, with_payload};
+use super::{Binding, Envelope, EnvelopeError, When, Wrapped, with_payload};
+use crate::message::{Body, Headers};
 use crate::template::{Template, TemplateError};
 
 /// What structured events are.
@@ -135,10 +135,10 @@ impl CloudEvents {
         let attributes = self.attributes(event)?;
         // The content type has a place of its own, except on NATS.
         let beside = attributes.iter().filter(|(name, _)| name != "datacontenttype" || binding == Binding::Nats);
-        let mut headers: Vec<Header> = beside.filter_map(|(name, value)| binding.attribute(name, value)).collect();
+        let mut headers: Headers = beside.filter_map(|(name, value)| binding.attribute(name, value)).collect();
         // User properties of MQTT are called as the attributes are, so the trace is among them already.
         if binding != Binding::Mqtt {
-            headers.extend(trace(binding, event));
+            push_trace(&mut headers, binding, event);
         }
         Ok(with_payload(binding, event, headers))
     }
@@ -154,8 +154,9 @@ impl CloudEvents {
         }
         push_data(&mut json, event);
         json.push(b'}');
-        let headers = trace(binding, event).collect();
-        Ok(Wrapped { content_type: Cow::Borrowed(STRUCTURED), headers, body: Bytes::from(json) })
+        let mut headers = Headers::default();
+        push_trace(&mut headers, binding, event);
+        Ok(Wrapped { content_type: Cow::Borrowed(STRUCTURED), headers, body: Body::json(json) })
     }
 
     /// All attributes, each name once.
@@ -168,7 +169,7 @@ impl CloudEvents {
             ("source", Some(Cow::Owned(uri_reference(&source)))),
             ("type", given(event.event_type())),
             ("subject", event.aggregate_id().and_then(given)),
-            ("time", occurred_at(event).map(Cow::Owned)),
+            ("time", When::of(event).map(|when| Cow::Owned(when.as_str().to_owned()))),
             ("datacontenttype", given(event.content_type())),
             ("aggregatetype", given(event.aggregate_type())),
             ("tenantid", event.tenant_id().and_then(given)),
@@ -203,7 +204,7 @@ fn extension(name: &str) -> Cow<'_, str> {
 
 impl Binding {
     /// An attribute beside the body, if it can be carried.
-    fn attribute(self, name: &str, value: &str) -> Option<Header> {
+    fn attribute<'a>(self, name: &str, value: &'a str) -> Option<(String, Cow<'a, str>)> {
         let prefix = match self {
             Self::Kafka | Self::Fields => "ce_",
             Self::Http | Self::Nats => "ce-",
@@ -211,16 +212,20 @@ impl Binding {
             Self::Mqtt => "",
         };
         let value = match self {
-            Self::Http | Self::Nats => attribute_in_header(value),
-            _ => value.to_owned(),
+            Self::Http | Self::Nats => Cow::Owned(attribute_in_header(value)),
+            _ => Cow::Borrowed(value),
         };
-        self.can_be_called(prefix.len() + name.len()).then(|| (Cow::Owned(format!("{prefix}{name}")), value))
+        self.can_be_called(prefix.len() + name.len()).then(|| (format!("{prefix}{name}"), value))
     }
 }
 
-/// The headers of a trace under their own names.
-fn trace(binding: Binding, event: &Event) -> impl Iterator<Item = Header> {
-    TRACE.into_iter().filter_map(move |name| Some(binding.own(name, event.header(name)?)))
+/// Adds the headers of a trace under their own names.
+fn push_trace(headers: &mut Headers, binding: Binding, event: &Event) {
+    for name in TRACE {
+        if let Some(value) = event.header(name) {
+            binding.own(headers, name, value);
+        }
+    }
 }
 
 fn push_text(json: &mut Vec<u8>, text: &str) {

@@ -4,6 +4,7 @@ use posthaste_core::Delivery;
 use serde::Deserialize;
 
 use super::{Binding, EnvelopeError, Wrapped, with_payload};
+use crate::message::Headers;
 
 /// What Debezium's outbox event router puts on Kafka with its default settings: for consumers that were written for it.
 ///
@@ -61,7 +62,7 @@ impl Debezium {
     /// Whether a header of that name can be sent there, and arrives under that name.
     pub(super) fn check_for(&self, binding: Binding) -> Result<(), EnvelopeError> {
         let Some(name) = &self.event_type_header else { return Ok(()) };
-        let arrives = binding.header(name, "").is_some_and(|(sent, _)| sent == name.as_str());
+        let arrives = binding.header_name(name).is_some_and(|sent| sent == *name);
         if arrives && !binding.has_for_itself().iter().any(|own| own.eq_ignore_ascii_case(name)) {
             return Ok(());
         }
@@ -69,9 +70,10 @@ impl Debezium {
     }
 
     pub(super) fn wrap(&self, binding: Binding, event: &Delivery) -> Wrapped {
-        let mut headers = vec![binding.own("id", event.id().as_str())];
-        if let Some(name) = &self.event_type_header {
-            headers.extend(binding.header(name, event.event_type()));
+        let mut headers = Headers::default();
+        binding.own(&mut headers, "id", event.id().as_str());
+        if let Some(name) = self.event_type_header.as_deref().and_then(|name| binding.header_name(name)) {
+            headers.push(name, binding.value(event.event_type()));
         }
         let wrapped = with_payload(binding, event, headers);
         match binding {

@@ -24,9 +24,13 @@ pub(super) fn attribute_in_header(value: &str) -> String {
 }
 
 /// A value as it is, or, if a header of HTTP or NATS could not hold it, as attributes of CloudEvents are written there.
-pub(super) fn fits_header(value: &str) -> String {
-    let inside = value.chars().all(|c| c == ' ' || c.is_ascii_graphic());
-    if inside && value.trim_matches(' ').len() == value.len() { value.to_owned() } else { attribute_in_header(value) }
+pub(super) fn fits_header(value: &str) -> Cow<'_, str> {
+    let bytes = value.as_bytes();
+    // All of them are looked at, which is quicker than to ask each time whether to go on.
+    let inside = bytes.iter().fold(true, |inside, byte| inside & matches!(byte, b' '..=b'~'));
+    let is_outer = |byte: Option<&u8>| byte == Some(&b' ');
+    let fits = inside && !is_outer(bytes.first()) && !is_outer(bytes.last());
+    if fits { Cow::Borrowed(value) } else { Cow::Owned(attribute_in_header(value)) }
 }
 
 /// What a string of CloudEvents may hold. It may not hold control characters, nor what Unicode says is no character.

@@ -1,27 +1,40 @@
-//! The payload, and headers.
+//! The payload, and beside it what is known of the event.
 
 use posthaste_core::Delivery;
 
-use super::{Binding, Header, Wrapped, occurred_at, with_payload};
+use super::{Binding, When, Wrapped, with_payload};
+use crate::message::Headers;
+
+/// What our own headers are called.
+const OURS: [&str; 6] = ["event-id", "event-type", "aggregate-type", "aggregate-id", "tenant-id", "occurred-at"];
+
+/// How many bytes the names and values of an event's own headers have, or a little less.
+const USUAL: usize = 64;
 
 pub(super) fn wrap(binding: Binding, event: &Delivery) -> Wrapped {
-    let occurred_at = occurred_at(event);
-    let ours = [
-        ("event-id", Some(event.id().as_str())),
-        ("event-type", Some(event.event_type())),
-        ("aggregate-type", Some(event.aggregate_type())),
-        ("aggregate-id", event.aggregate_id()),
-        ("tenant-id", event.tenant_id()),
-        ("occurred-at", occurred_at.as_deref()),
+    let occurred_at = When::of(event);
+    let values = [
+        Some(event.id().as_str()),
+        Some(event.event_type()),
+        Some(event.aggregate_type()),
+        event.aggregate_id(),
+        event.tenant_id(),
+        occurred_at.as_ref().map(When::as_str),
     ];
-    let is_ours = |name: &str| ours.iter().any(|(own, _)| own.eq_ignore_ascii_case(name));
-    let own = ours.into_iter().filter_map(|(name, value)| Some(binding.own(name, value?)));
-    let others = event.headers().iter().filter(|(name, _)| !is_ours(name));
-    let mut headers: Vec<Header> = Vec::with_capacity(ours.len() + event.headers().len());
-    headers.extend(own);
-    for header in others.filter_map(|(name, value)| binding.header(name, value)) {
-        if !headers.iter().any(|(other, _)| binding.is_one_name(other, &header.0)) {
-            headers.push(header);
+    let others = event.headers();
+    let bytes: usize = values.iter().flatten().map(|value| value.len()).sum();
+    let mut headers = Headers::with_capacity(OURS.len() + others.len(), bytes + others.len() * USUAL);
+    for (name, value) in OURS.into_iter().zip(values) {
+        if let Some(value) = value {
+            binding.own(&mut headers, name, value);
+        }
+    }
+    let is_ours = |name: &str| OURS.iter().any(|own| own.eq_ignore_ascii_case(name));
+    for (name, value) in others.iter().filter(|(name, _)| !is_ours(name)) {
+        if let Some(name) = binding.header_name(name)
+            && !headers.iter().any(|(other, _)| binding.is_one_name(other, &name))
+        {
+            headers.push(name, binding.value(value));
         }
     }
     with_payload(binding, event, headers)

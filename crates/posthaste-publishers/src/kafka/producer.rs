@@ -117,7 +117,7 @@ fn record(message: &Message, ticket: Box<Ticket>) -> BaseRecord<'_, str, [u8], B
     if !message.content_type.is_empty() && !message.headers.iter().any(|(name, _)| name == CONTENT_TYPE) {
         headers = headers.insert(Header { key: CONTENT_TYPE, value: Some(message.content_type.as_ref()) });
     }
-    for (name, value) in &message.headers {
+    for (name, value) in message.headers.iter() {
         headers = headers.insert(Header { key: name, value: Some(value) });
     }
     let record = BaseRecord::with_opaque_to(&message.to, ticket).payload(message.body.as_ref()).headers(headers);

@@ -144,7 +144,7 @@ pub(super) fn unfit(message: &Message, max_payload: Option<usize>, max_packet: O
     if !carried(&message.content_type) {
         return Some("the content type has signs that MQTT cannot carry, or is too long".to_owned());
     }
-    for (name, value) in &message.headers {
+    for (name, value) in message.headers.iter() {
         if !carried(name) || !carried(value) {
             return Some(format!(
                 "the header {name:?} has control characters, which MQTT cannot carry, or is too long"
@@ -180,7 +180,7 @@ mod tests {
             to: to.into(),
             key: None,
             content_type: "text/plain".into(),
-            headers: Vec::new(),
+            headers: crate::Headers::default(),
             body: "x".into(),
         }
     }
@@ -212,7 +212,7 @@ mod tests {
             assert!(unfit(&message(bad), None, None).is_some(), "{bad:?}");
         }
         let mut header = message("a");
-        header.headers.push(("x".into(), "two\nlines".into()));
+        header.headers.push("x", "two\nlines");
         assert!(unfit(&header, None, None).unwrap().contains("\"x\""));
         assert!(unfit(&message("a"), Some(0), None).unwrap().contains("max_payload"));
         assert!(unfit(&message("a"), None, Some(10)).unwrap().contains("more than the broker takes"));

@@ -56,11 +56,11 @@ async fn handed_over(
     let quality = if options.exactly_once { QoS::ExactlyOnce } else { QoS::AtLeastOnce };
     let properties = PublishProperties {
         content_type: Some(message.content_type.clone().into_owned()),
-        user_properties: message.headers.iter().map(|(name, value)| (name.to_string(), value.clone())).collect(),
+        user_properties: message.headers.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         ..PublishProperties::default()
     };
     let publish = PublishOptions::new(quality).retain(options.retain).properties(properties);
-    let sending = connection.client.publish_tracked(message.to.clone(), message.body.clone(), publish);
+    let sending = connection.client.publish_tracked(String::from(message.to.clone()), message.body.to_bytes(), publish);
     match timeout(options.ack_timeout, sending).await {
         Ok(Ok(notice)) => Ok(notice),
         Ok(Err(ClientError::InvalidRequest(_))) => permanent(no_topic(&message.to)),

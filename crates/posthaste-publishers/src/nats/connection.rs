@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_nats::client::RequestErrorKind;
+use async_nats::client::{RequestErrorKind, SetServerPoolError};
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{Context, ContextBuilder};
-use async_nats::{Client, ConnectErrorKind, Event, ServerAddr, ServerError};
+use async_nats::{Client, ConnectError, ConnectErrorKind, Event, ServerAddr, ServerError};
 use bytes::Bytes;
 use tokio::sync::{Mutex, Semaphore, broadcast};
 use tokio::time::timeout;
@@ -39,6 +39,15 @@ pub(super) struct Connection {
     pub(super) turn: Mutex<()>,
 }
 
+/// Where nobody can be: no port is 0.
+const NOBODY: &str = "nats://127.0.0.1:0";
+
+/// Why there is no connection.
+enum Failed {
+    Connecting(ConnectError),
+    Leaving(SetServerPoolError),
+}
+
 /// What the server says beside its acknowledgements.
 #[derive(Clone, Debug)]
 pub(super) enum News {
@@ -58,8 +67,11 @@ impl Connection {
             .connect_options()
             .await
             .map_err(PublishError::outage)?
-            // Its own attempts to connect again end soon: it is replaced.
+            // Its own attempts to connect again end soon: it is replaced. It finds nobody; see below.
             .max_reconnects(servers_tried)
+            .ignore_discovered_servers()
+            // Subjects are looked at before they are handed over.
+            .skip_subject_validation(true)
             // Room for the acknowledgements of a batch: what finds none is dropped.
             .subscription_capacity(options.max_in_flight.clamp(FEWEST, Semaphore::MAX_PERMITS))
             .event_callback(move |event| {
@@ -78,10 +90,19 @@ impl Connection {
                 std::future::ready(())
             })
             .connect(servers);
+        let connecting = async {
+            let client = connecting.await.map_err(Failed::Connecting)?;
+            // Once it is lost it must not come back: it would send what was given up, behind what came after it.
+            client.set_server_pool(NOBODY).await.map_err(Failed::Leaving)?;
+            Ok(client)
+        };
         let limit = options.connect_timeout.saturating_mul(u32::try_from(servers_tried).unwrap_or(u32::MAX));
         let client = match timeout(limit, connecting).await {
             Ok(Ok(client)) => client,
-            Ok(Err(error)) => {
+            Ok(Err(Failed::Leaving(error))) => {
+                return Err(PublishError::outage(format!("the connection to {shown} was lost at once: {error}")));
+            }
+            Ok(Err(Failed::Connecting(error))) => {
                 let hint = match error.kind() {
                     ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
                         "; the server does not know the user, token or key, or its password is another"

@@ -1,6 +1,5 @@
 //! Where acknowledgements come in.
 
-use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 use std::task::Poll;
 
@@ -39,9 +38,11 @@ impl Inbox {
     pub(super) fn numbered(&mut self, messages: usize) -> (u64, Vec<Subject>) {
         let first = self.next;
         self.next += messages as u64;
-        let (mut text, mut ends) = (String::new(), Vec::with_capacity(messages));
+        let room = messages * (self.prefix.len() + digits_of(self.next));
+        let (mut text, mut ends) = (String::with_capacity(room), Vec::with_capacity(messages));
         for number in first..self.next {
-            write!(text, "{}{number}", self.prefix).expect("a string takes whatever is written to it");
+            text.push_str(&self.prefix);
+            push_number(&mut text, number);
             ends.push(text.len());
         }
         let (bytes, mut begin) = (Bytes::from(text), 0);
@@ -53,22 +54,42 @@ impl Inbox {
         (first, ends.into_iter().map(subject).collect())
     }
 
-    /// Waits for answers, and gives all that are there. Nothing when there will be none. Dropped, it has taken none.
-    pub(super) async fn answers(&mut self) -> Option<Vec<Answer>> {
+    /// Waits for answers, and hands on all that are there. False when there will be none. Dropped, it has taken none.
+    pub(super) async fn answers(&mut self, mut each: impl FnMut(Answer)) -> bool {
         let Self { subscriber, prefix, .. } = self;
         std::future::poll_fn(move |context| {
-            let mut answers = Vec::new();
+            let mut came = false;
             loop {
                 match subscriber.poll_next_unpin(context) {
-                    Poll::Ready(Some(message)) => answers.extend(Answer::read(prefix, message)),
-                    Poll::Ready(None) if answers.is_empty() => return Poll::Ready(None),
-                    Poll::Pending if answers.is_empty() => return Poll::Pending,
-                    Poll::Ready(None) | Poll::Pending => return Poll::Ready(Some(answers)),
+                    Poll::Ready(Some(message)) => {
+                        if let Some(answer) = Answer::read(prefix, message) {
+                            came = true;
+                            each(answer);
+                        }
+                    }
+                    Poll::Ready(None) if !came => return Poll::Ready(false),
+                    Poll::Pending if !came => return Poll::Pending,
+                    Poll::Ready(None) | Poll::Pending => return Poll::Ready(true),
                 }
             }
         })
         .await
     }
+}
+
+/// How many digits a number has.
+fn digits_of(number: u64) -> usize {
+    number.checked_ilog10().map_or(1, |digits| digits as usize + 1)
+}
+
+/// The number as it is shown.
+fn push_number(text: &mut String, mut number: u64) {
+    let (mut digits, count) = ([b'0'; 20], digits_of(number));
+    for digit in digits[..count].iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+    text.push_str(std::str::from_utf8(&digits[..count]).expect("they are digits"));
 }
 
 impl Answer {
@@ -101,5 +122,20 @@ impl Inboxes {
 
     fn all(&self) -> std::sync::MutexGuard<'_, Vec<Inbox>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_they_are_shown() {
+        let powers = (0..20).map(|power| 10_u64.pow(power));
+        for number in powers.flat_map(|power| [power - 1, power, power + 1]).chain([u64::MAX]) {
+            let mut text = "inbox.".to_owned();
+            push_number(&mut text, number);
+            assert_eq!(text, format!("inbox.{number}"));
+        }
     }
 }

@@ -1,8 +1,7 @@
 //! Sends a batch, and waits for its acknowledgements.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio::sync::{MutexGuard, broadcast};
 use tokio::task::coop::unconstrained;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::{Connection, News};
 use super::error::{Trouble, answered, lost, too_large};
@@ -23,11 +22,22 @@ use super::inbox::{Answer, Inbox};
 use crate::publisher::{Message, PublishError};
 
 const CONTENT_TYPE: HeaderName = HeaderName::from_static("content-type");
+const EVENT_ID: HeaderName = HeaderName::from_static("event-id");
+const EVENT_TYPE: HeaderName = HeaderName::from_static("event-type");
+const AGGREGATE_TYPE: HeaderName = HeaderName::from_static("aggregate-type");
+const AGGREGATE_ID: HeaderName = HeaderName::from_static("aggregate-id");
+const TENANT_ID: HeaderName = HeaderName::from_static("tenant-id");
+const OCCURRED_AT: HeaderName = HeaderName::from_static("occurred-at");
 
 /// By what a stream knows a message. It may have several of the subjects that an event goes to: it is a repeat only if the subject
 /// is the same.
 fn id_of(message: &Message) -> String {
-    format!("{}/{}", message.id, message.to)
+    let (id, to) = (message.id.as_str(), message.to.as_str());
+    let mut text = String::with_capacity(id.len() + 1 + to.len());
+    text.push_str(id);
+    text.push('/');
+    text.push_str(to);
+    text
 }
 
 /// What goes over the connection for a message.
@@ -54,18 +64,18 @@ impl Preparing {
     ) -> Result<Prepared, PublishError> {
         let subject = self.subject(&message.to)?;
         let mut headers = HeaderMap::new();
-        for (name, value) in &message.headers {
-            headers.insert(header_name(name)?, header_value(name, value.clone())?);
+        for (name, value) in message.headers.entries() {
+            headers.insert(header_name(name)?, header_value(name.unwrap_or_else(|name| name), value)?);
         }
-        headers.insert(CONTENT_TYPE, header_value("content-type", message.content_type.clone().into_owned())?);
-        headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", id_of(message))?);
+        headers.insert(CONTENT_TYPE, header_value("content-type", &message.content_type)?);
+        headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", &id_of(message))?);
         if let Some(behind) = behind {
-            headers.insert(NATS_EXPECTED_LAST_MESSAGE_ID, header_value("Nats-Expected-Last-Msg-Id", id_of(behind))?);
+            headers.insert(NATS_EXPECTED_LAST_MESSAGE_ID, header_value("Nats-Expected-Last-Msg-Id", &id_of(behind))?);
         }
         if let Some(stream) = expected_stream {
-            headers.insert(NATS_EXPECTED_STREAM, header_value("Nats-Expected-Stream", stream.to_owned())?);
+            headers.insert(NATS_EXPECTED_STREAM, header_value("Nats-Expected-Stream", stream)?);
         }
-        Ok(Prepared { subject, headers, body: message.body.clone() })
+        Ok(Prepared { subject, headers, body: message.body.to_bytes() })
     }
 
     fn subject(&mut self, to: &str) -> Result<Subject, PublishError> {
@@ -82,25 +92,58 @@ impl Preparing {
 /// Waits for acknowledgements of a batch, and for what makes waiting vain.
 pub(super) struct Watch {
     news: broadcast::Receiver<News>,
+    known: Known,
+}
+
+/// What is known of a connection while a batch waits.
+struct Known {
     denied: HashSet<String>,
     lost: bool,
     /// Nothing came for too long.
-    pub(super) silent: bool,
+    silent: bool,
     patience: Duration,
     until: Instant,
+    /// Ends when patience may have ended. It is not set anew each time that something comes.
+    alarm: Pin<Box<Sleep>>,
 }
 
-impl Watch {
-    pub(super) fn new(connection: &Connection, patience: Duration) -> Self {
-        let (news, until) = (connection.news.subscribe(), Instant::now() + patience);
-        // Who listens only now has not heard that.
-        let lost = connection.is_lost();
-        Self { news, denied: HashSet::new(), lost, silent: false, patience, until }
-    }
-
+impl Known {
     /// Something came: the next has as much time again.
     fn go_on(&mut self) {
         self.until = Instant::now() + self.patience;
+    }
+
+    /// Waits until patience ends.
+    async fn wait(&mut self) {
+        loop {
+            self.alarm.as_mut().await;
+            if Instant::now() >= self.until {
+                self.silent = true;
+                return;
+            }
+            self.alarm.as_mut().reset(self.until);
+        }
+    }
+
+    fn heard(&mut self, word: Result<News, broadcast::error::RecvError>) {
+        match word {
+            Ok(News::Denied(subject)) => {
+                self.denied.insert(subject);
+            }
+            Ok(News::Lost) | Err(broadcast::error::RecvError::Closed) => self.lost = true,
+            Err(broadcast::error::RecvError::Lagged(_)) => {}
+        }
+    }
+
+    /// The other end of what leads to the connection is gone.
+    fn is_gone(&mut self, connection: &Connection) {
+        connection.set_lost();
+        self.lost = true;
+    }
+
+    /// Whether there may be messages for which there is nothing to wait.
+    fn is_any_vain(&self) -> bool {
+        self.lost || self.silent || !self.denied.is_empty()
     }
 
     /// Why there is nothing to wait for.
@@ -116,18 +159,27 @@ impl Watch {
             None
         }
     }
+}
+
+impl Watch {
+    pub(super) fn new(connection: &Connection, patience: Duration) -> Self {
+        let (news, until) = (connection.news.subscribe(), Instant::now() + patience);
+        // Who listens only now has not heard that.
+        let lost = connection.is_lost();
+        let alarm = Box::pin(sleep_until(until));
+        Self { news, known: Known { denied: HashSet::new(), lost, silent: false, patience, until, alarm } }
+    }
+
+    /// Whether nothing came for too long.
+    pub(super) fn is_silent(&self) -> bool {
+        self.known.silent
+    }
 
     /// Waits for news, or until patience ends.
     async fn look(&mut self) {
         tokio::select! {
-            word = self.news.recv() => match word {
-                Ok(News::Denied(subject)) => {
-                    self.denied.insert(subject);
-                }
-                Ok(News::Lost) | Err(broadcast::error::RecvError::Closed) => self.lost = true,
-                Err(broadcast::error::RecvError::Lagged(_)) => {}
-            },
-            () = sleep_until(self.until) => self.silent = true,
+            word = self.news.recv() => self.known.heard(word),
+            () = self.known.wait() => {}
         }
     }
 
@@ -139,10 +191,10 @@ impl Watch {
         turn: Option<MutexGuard<'_, ()>>,
         messages: &[&Message],
         prepared: Vec<Result<Prepared, Trouble>>,
-        stored: &(impl Fn(usize) + Sync),
+        stored: &(impl Fn(&[usize]) + Sync),
     ) -> Vec<Result<bool, Trouble>> {
         let Some(mut inbox) = self.inbox(connection).await else {
-            let vain = |message: &Message| self.vain(&message.to).unwrap_or(Trouble::Silence);
+            let vain = |message: &Message| self.known.vain(&message.to).unwrap_or(Trouble::Silence);
             let not_sent = |(publish, message): (Result<_, _>, &&Message)| publish.and_then(|_| Err(vain(message)));
             return prepared.into_iter().zip(messages).map(not_sent).collect();
         };
@@ -160,7 +212,7 @@ impl Watch {
         drop(turn);
         let answers = self.acknowledged(connection, &mut inbox, awaited).await;
         // What is still on its way to one that was given up, nobody knows.
-        if !self.lost && !self.silent && self.denied.is_empty() {
+        if !self.known.is_any_vain() {
             connection.inboxes.give_back(inbox);
         }
         answers
@@ -170,23 +222,17 @@ impl Watch {
     async fn inbox(&mut self, connection: &Connection) -> Option<Inbox> {
         let opening = connection.inboxes.take(&connection.client);
         tokio::pin!(opening);
-        while !self.lost && !self.silent {
+        while !self.known.lost && !self.known.silent {
             tokio::select! {
                 biased;
                 opened = &mut opening => match opened {
                     Ok(inbox) => return Some(inbox),
-                    Err(_) => self.is_gone(connection),
+                    Err(_) => self.known.is_gone(connection),
                 },
                 () = self.look() => {}
             }
         }
         None
-    }
-
-    /// The other end of what leads to the connection is gone.
-    fn is_gone(&mut self, connection: &Connection) {
-        connection.set_lost();
-        self.lost = true;
     }
 
     /// Hands a message over to the connection, behind those before it.
@@ -202,8 +248,8 @@ impl Watch {
         let mut waiting = false;
         loop {
             // What was not handed over while the server was silent is not sent behind it.
-            if (self.lost || self.silent)
-                && let Some(trouble) = self.vain(&subject)
+            if (self.known.lost || self.known.silent)
+                && let Some(trouble) = self.known.vain(&subject)
             {
                 return Err(trouble);
             }
@@ -221,11 +267,13 @@ impl Watch {
                     return Err(Trouble::Told(too_large(&error)));
                 }
                 // The subject is right.
-                Some(Err((PublishErrorKind::Send | PublishErrorKind::InvalidSubject, _))) => self.is_gone(connection),
+                Some(Err((PublishErrorKind::Send | PublishErrorKind::InvalidSubject, _))) => {
+                    self.known.is_gone(connection);
+                }
                 // Those before it were handed over.
                 None if !waiting => {
                     waiting = true;
-                    self.go_on();
+                    self.known.go_on();
                 }
                 None => {}
             }
@@ -233,37 +281,40 @@ impl Watch {
     }
 
     /// Waits for the acknowledgements of what was sent.
-    async fn acknowledged<F: Fn(usize)>(
+    async fn acknowledged<F: Fn(&[usize])>(
         &mut self,
         connection: &Connection,
         inbox: &mut Inbox,
         mut awaited: Awaited<'_, F>,
     ) -> Vec<Result<bool, Trouble>> {
-        self.go_on();
+        let Self { news, known } = self;
+        known.go_on();
         loop {
-            if self.lost || self.silent || !self.denied.is_empty() {
-                // What is there counts, whatever else is known.
-                let there = unconstrained(inbox.answers()).now_or_never().flatten();
-                there.into_iter().flatten().for_each(|answer| awaited.answered(answer));
-                awaited.give_up(|subject| self.vain(subject));
-            }
-            if awaited.left == 0 {
-                break;
-            }
-            tokio::select! {
-                biased;
-                answers = inbox.answers() => match answers {
-                    Some(answers) => {
-                        answers.into_iter().for_each(|answer| awaited.answered(answer));
-                        self.go_on();
+            // Asked once for each word, and not each time that something else comes.
+            let mut word = pin!(news.recv());
+            let word = loop {
+                if known.is_any_vain() {
+                    // What is there counts, whatever else is known.
+                    unconstrained(inbox.answers(|answer| awaited.answered(answer))).now_or_never();
+                    awaited.tell();
+                    awaited.give_up(|subject| known.vain(subject));
+                }
+                if awaited.left == 0 {
+                    let known = |result: Option<_>| result.expect("each has an answer, or a reason to have none");
+                    return awaited.results.into_iter().map(known).collect();
+                }
+                tokio::select! {
+                    biased;
+                    more = inbox.answers(|answer| awaited.answered(answer)) => {
+                        awaited.tell();
+                        if more { known.go_on() } else { known.is_gone(connection) }
                     }
-                    None => self.is_gone(connection),
-                },
-                () = self.look() => {}
-            }
+                    word = &mut word => break word,
+                    () = known.wait() => {}
+                }
+            };
+            known.heard(word);
         }
-        let known = |result: Option<_>| result.expect("each has an answer, or a reason to have none");
-        awaited.results.into_iter().map(known).collect()
     }
 }
 
@@ -275,18 +326,20 @@ struct Awaited<'a, F> {
     results: Vec<Option<Result<bool, Trouble>>>,
     /// Of how many nothing is known.
     left: usize,
-    /// Is told of each that is stored.
+    /// Is told of those that are stored.
     stored: F,
+    /// Those of which nobody was told as yet.
+    untold: Vec<usize>,
     /// Which were told of, where each is told of behind those of its key only.
     told: Option<Vec<bool>>,
 }
 
-impl<'a, F: Fn(usize)> Awaited<'a, F> {
+impl<'a, F: Fn(&[usize])> Awaited<'a, F> {
     fn new(messages: &'a [&'a Message], first: u64, sent: Vec<Result<(), Trouble>>, stored: F, in_order: bool) -> Self {
         let results: Vec<_> = sent.into_iter().map(|sent| sent.err().map(Err)).collect();
         let left = results.iter().filter(|result| result.is_none()).count();
         let told = in_order.then(|| vec![false; messages.len()]);
-        Self { messages, first, results, left, stored, told }
+        Self { messages, first, results, left, stored, untold: Vec::new(), told }
     }
 
     fn answered(&mut self, Answer { number, message }: Answer) {
@@ -301,20 +354,28 @@ impl<'a, F: Fn(usize)> Awaited<'a, F> {
         self.results[place] = Some(answer);
         self.left -= 1;
         if is_stored {
-            self.tell(place);
+            self.is_stored(place);
         }
     }
 
-    /// Tells of a message that is stored. In order that is when those of its key before it were told of, and those behind it that
-    /// had to wait follow; other keys wait for nothing.
-    fn tell(&mut self, place: usize) {
-        let Some(told) = &mut self.told else { return (self.stored)(place) };
+    /// Tells of those that are stored.
+    fn tell(&mut self) {
+        if !self.untold.is_empty() {
+            (self.stored)(&self.untold);
+            self.untold.clear();
+        }
+    }
+
+    /// A message that is stored is to be told of. In order that is when those of its key before it were told of, and those behind
+    /// it that had to wait follow; other keys wait for nothing.
+    fn is_stored(&mut self, place: usize) {
+        let Some(told) = &mut self.told else { return self.untold.push(place) };
         let is_stored = |place: usize| matches!(self.results.get(place), Some(Some(Ok(_))));
         let may_be_told = |told: &[bool], place| of_its_key_before(self.messages, place).is_none() || told[place - 1];
         let mut place = place;
         while is_stored(place) && may_be_told(told, place) {
             told[place] = true;
-            (self.stored)(place);
+            self.untold.push(place);
             place += 1;
             if place == self.messages.len() || of_its_key_before(self.messages, place).is_none() {
                 break;
@@ -362,26 +423,30 @@ pub(super) fn no_subject(text: &str) -> PublishError {
     ))
 }
 
-#[expect(clippy::ptr_arg, reason = "whether it lives for ever is what matters")]
-fn header_name(name: &Cow<'static, str>) -> Result<HeaderName, PublishError> {
-    let is_one = !name.is_empty() && name.bytes().all(|sign| sign.is_ascii_graphic() && sign != b':');
+/// What lives for ever is `Ok`.
+fn header_name(name: Result<&'static str, &str>) -> Result<HeaderName, PublishError> {
+    // Nearly all of them, of which nothing is left to find out.
     match name {
-        // Nearly all of them, which need no memory.
-        Cow::Borrowed(name) if is_one => Some(HeaderName::from_static(name)),
-        name => HeaderName::from_str(name).ok().filter(|_| is_one),
+        Ok("event-id") => return Ok(EVENT_ID),
+        Ok("event-type") => return Ok(EVENT_TYPE),
+        Ok("aggregate-type") => return Ok(AGGREGATE_TYPE),
+        Ok("aggregate-id") => return Ok(AGGREGATE_ID),
+        Ok("tenant-id") => return Ok(TENANT_ID),
+        Ok("occurred-at") => return Ok(OCCURRED_AT),
+        _ => {}
     }
-    .ok_or_else(|| {
+    let name = name.unwrap_or_else(|name| name);
+    let is_one = !name.is_empty() && name.bytes().all(|sign| sign.is_ascii_graphic() && sign != b':');
+    HeaderName::from_str(name).ok().filter(|_| is_one).ok_or_else(|| {
         PublishError::permanent(format!(
             "{name:?} is no name for a header in NATS, which has visible ASCII without colons"
         ))
     })
 }
 
-fn header_value(name: &str, value: String) -> Result<HeaderValue, PublishError> {
-    if value.contains(['\r', '\n']) {
-        return Err(PublishError::permanent(format!("the header {name:?} has a line break, which NATS cannot carry")));
-    }
-    Ok(HeaderValue::from(value))
+fn header_value(name: &str, value: &str) -> Result<HeaderValue, PublishError> {
+    HeaderValue::from_str(value)
+        .map_err(|_| PublishError::permanent(format!("the header {name:?} has a line break, which NATS cannot carry")))
 }
 
 #[cfg(test)]
@@ -393,8 +458,8 @@ mod tests {
     use super::*;
 
     fn of_key(key: &str) -> Message {
-        let (id, content_type) = (EventId::generate(), "text/plain".into());
-        Message { id, to: "s".into(), key: Some(key.into()), content_type, headers: Vec::new(), body: Bytes::new() }
+        let (id, content_type, headers) = (EventId::generate(), "text/plain".into(), crate::Headers::default());
+        Message { id, to: "s".into(), key: Some(key.into()), content_type, headers, body: Bytes::new().into() }
     }
 
     fn answer(number: u64, payload: &'static str) -> Answer {
@@ -415,11 +480,12 @@ mod tests {
         let messages = ["a", "a", "a", "b", "b", "c"].map(of_key);
         let messages: Vec<&Message> = messages.iter().collect();
         let told = Mutex::new(Vec::new());
-        let stored = |place| told.lock().unwrap().push(place);
+        let stored = |places: &[usize]| told.lock().unwrap().extend_from_slice(places);
         let sent = messages.iter().map(|_| Ok(())).collect();
         let mut awaited = Awaited::new(&messages, 10, sent, stored, true);
         let mut after = |number, payload| {
             awaited.answered(answer(number, payload));
+            awaited.tell();
             told.lock().unwrap().clone()
         };
         let stored = r#"{"stream": "s", "seq": 1}"#;
@@ -434,11 +500,13 @@ mod tests {
         // Nothing is told of behind one that was refused.
         let told = Mutex::new(Vec::new());
         let sent = messages.iter().map(|_| Ok(())).collect();
-        let mut awaited = Awaited::new(&messages, 10, sent, |place| told.lock().unwrap().push(place), true);
+        let stored = |places: &[usize]| told.lock().unwrap().extend_from_slice(places);
+        let mut awaited = Awaited::new(&messages, 10, sent, stored, true);
         awaited.answered(answer(10, r#"{"error": {"code": 400, "err_code": 10077, "description": "no"}}"#));
         for number in 11..16 {
             awaited.answered(answer(number, r#"{"stream": "s", "seq": 1}"#));
         }
+        awaited.tell();
         assert_eq!(told.into_inner().unwrap(), [3, 4, 5]);
     }
 

@@ -67,7 +67,7 @@ impl Letter {
         let content_type = ShortString::try_new(message.content_type)?;
         let mut head = 64 + id.as_str().len() + content_type.as_str().len();
         let mut headers = FieldTable::default();
-        for (name, value) in message.headers {
+        for (name, value) in message.headers.iter() {
             head += name.len() + value.len() + 6;
             headers.insert(ShortString::try_new(name)?, AMQPValue::LongString(value.into()));
         }
@@ -80,7 +80,7 @@ impl Letter {
             head += app_id.len();
             properties = properties.with_app_id(ShortString::try_new(app_id.as_str())?);
         }
-        Ok(Self { place, id, exchange, routing_key, properties, head, body: message.body })
+        Ok(Self { place, id, exchange, routing_key, properties, head, body: message.body.into_bytes() })
     }
 }
 
@@ -495,10 +495,10 @@ mod tests {
     fn letter(place: usize) -> Letter {
         let message = Message {
             id: EventId::new(place.to_string()).unwrap(),
-            to: "shop\0yes".to_owned(),
+            to: "shop\0yes".into(),
             key: None,
             content_type: "text/plain".into(),
-            headers: Vec::new(),
+            headers: crate::Headers::default(),
             body: "x".into(),
         };
         Letter::new(place, message, &RabbitOptions::new("amqp://127.0.0.1")).unwrap()

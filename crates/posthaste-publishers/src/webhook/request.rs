@@ -1,6 +1,5 @@
 //! One request, and what its answer means.
 
-use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -26,6 +25,7 @@ use super::in_one_line;
 use super::options::WebhookOptions;
 use super::signature::{Secret, sign};
 use crate::address::brief;
+use crate::message::Text;
 use crate::publisher::{Message, PublishError};
 
 /// How many bytes of an answer are read. More cost more than a new connection.
@@ -121,7 +121,7 @@ pub(super) struct Request {
     pub(super) place: usize,
     pub(super) target: Arc<Target>,
     /// What has to stay in order.
-    pub(super) key: Option<String>,
+    pub(super) key: Option<Text>,
     pub(super) id: EventId,
     headers: HeaderMap,
     body: Bytes,
@@ -143,11 +143,12 @@ impl Request {
             ));
         }
         let mut headers = HeaderMap::with_capacity(message.headers.len() + OTHERS);
-        for (name, value) in message.headers {
-            let is_one_of = |names: &[&str]| names.iter().any(|other| other.eq_ignore_ascii_case(&name));
+        for (lasting, value) in message.headers.entries() {
+            let name = lasting.unwrap_or_else(|name| name);
+            let is_one_of = |names: &[&str]| names.iter().any(|other| other.eq_ignore_ascii_case(name));
             if !is_one_of(&OURS) && (options.allow_credentials || !is_one_of(&CREDENTIALS)) {
-                let value = header_value(&name, value)?;
-                headers.append(header_name(&name)?, value);
+                let value = header_value(name, value.to_owned())?;
+                headers.append(header_name(lasting)?, value);
             }
         }
         headers.insert(CONTENT_TYPE, header_value("content-type", message.content_type.into_owned())?);
@@ -162,7 +163,7 @@ impl Request {
         if let Some(authorization) = &target.authorization {
             headers.entry(AUTHORIZATION).or_insert_with(|| authorization.clone());
         }
-        Ok(Self { place, target, key: message.key, id, headers, body: message.body })
+        Ok(Self { place, target, key: message.key, id, headers, body: message.body.into_bytes() })
     }
 
     /// Sends it, once. Each attempt has a time and a signature of its own.
@@ -252,15 +253,15 @@ pub(super) fn private(refused: NotPublic) -> PublishError {
     PublishError::retryable(refused)
 }
 
-#[expect(clippy::ptr_arg, reason = "whether it lives for ever is what matters")]
-fn header_name(name: &Cow<'static, str>) -> Result<HeaderName, PublishError> {
+/// What lives for ever is `Ok`.
+fn header_name(name: Result<&'static str, &str>) -> Result<HeaderName, PublishError> {
     let plain = |name: &str| {
         !name.is_empty() && name.bytes().all(|sign| sign.is_ascii_lowercase() || sign.is_ascii_digit() || sign == b'-')
     };
     match name {
         // Nearly all of them, which need no memory.
-        Cow::Borrowed(name) if plain(name) => Ok(HeaderName::from_static(name)),
-        name => HeaderName::from_bytes(name.as_bytes()).map_err(|_| no_header(name)),
+        Ok(name) if plain(name) => Ok(HeaderName::from_static(name)),
+        Ok(name) | Err(name) => HeaderName::from_bytes(name.as_bytes()).map_err(|_| no_header(name)),
     }
 }
 

@@ -231,7 +231,7 @@ async fn messages_have_address_key_and_envelope() {
 
     let taken = broker.shared.taken.borrow().clone();
     let find = |id: &str| taken.iter().find(|message| message.id == *id).unwrap();
-    let shape = |id| (find(id).to.as_str(), find(id).key.as_deref(), find(id).headers[0].1.as_str());
+    let shape = |id| (find(id).to.as_str(), find(id).key.as_deref(), find(id).headers.iter().next().unwrap().1);
     assert_eq!(shape("1"), ("orders.OrderPlaced", Some("acme"), "1.0"));
     assert_eq!(shape("2"), ("rest", Some("42"), "2"));
     assert_eq!(shape("3"), ("rest", None, "3"));
@@ -249,7 +249,7 @@ impl Publisher for Numbering {
 
     async fn publish(&self, mut messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
         for (number, message) in messages.iter_mut().enumerate() {
-            message.to = format!("{number}.{}", message.to);
+            message.to = format!("{number}.{}", message.to).into();
         }
         self.0.publish(messages).await
     }

@@ -15,7 +15,9 @@ use bytes::Bytes;
 use posthaste_core::store::{Counts, Filter, Page};
 use posthaste_core::{Event, EventId, MemoryStore, Options, Outbox};
 use posthaste_publishers::kafka::{Compression, Error, Kafka, KafkaOptions};
-use posthaste_publishers::{BreakerState, Debezium, Envelope, Message, PublishError, PublishErrorKind, Publisher};
+use posthaste_publishers::{
+    BreakerState, Debezium, Envelope, Headers, Message, PublishError, PublishErrorKind, Publisher,
+};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::mocking::MockCluster;
@@ -47,11 +49,11 @@ fn message(topic: &str, key: &str, body: impl Into<Bytes>) -> Message {
     let (id, content_type) = (EventId::generate(), Cow::Borrowed("text/plain"));
     Message {
         id,
-        to: topic.to_owned(),
-        key: Some(key.to_owned()),
+        to: topic.into(),
+        key: Some(key.into()),
         content_type,
-        headers: Vec::new(),
-        body: body.into(),
+        headers: Headers::default(),
+        body: body.into().into(),
     }
 }
 

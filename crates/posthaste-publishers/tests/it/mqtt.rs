@@ -197,7 +197,7 @@ async fn what_cannot_be_carried_is_permanent_and_spares_the_others() {
     let reader = Reader::new(&url, "large/#", &[]);
     let mqtt = connect(&url).await;
     let mut broken = message("large/x", "5", "5");
-    broken.headers.push(("x".into(), "two\nlines".into()));
+    broken.headers.push("x", "two\nlines");
     let batch = vec![
         message("large/x", "1", "1"),
         message("large/x", "2", vec![b'2'; 3000]),

@@ -140,7 +140,7 @@ async fn a_batch_is_stored_in_its_order_also_when_fewer_may_be_in_flight() {
 
 /// Messages of one key, each with its number as the body.
 fn run_of(to: &str, key: &str, count: usize) -> Vec<Message> {
-    let of_key = |n: usize| Message { key: Some(key.to_owned()), ..message(to, &format!("{key}-{n}"), n.to_string()) };
+    let of_key = |n: usize| Message { key: Some(key.into()), ..message(to, &format!("{key}-{n}"), n.to_string()) };
     (0..count).map(of_key).collect()
 }
 
@@ -179,7 +179,7 @@ async fn in_order_nothing_is_stored_behind_one_that_is_not() {
     );
     // What could not be sent at all holds up those behind it as well.
     let mut batch = run_of("prefix.x", "c", 5);
-    batch[2].to = "prefix x".to_owned();
+    batch[2].to = "prefix x".into();
     let said = in_order(&nats, batch).await;
     assert_eq!(said, [None, None, PERMANENT, DEFERRED, DEFERRED]);
     assert_eq!(by_key(&read(&url(), "prefix"))["c"], ["0", "1"]);
@@ -193,7 +193,7 @@ async fn in_order_repeats_and_several_streams_are_no_obstacle() {
     let nats = connect(&url()).await;
     let mut batch = run_of("first-half.x", "a", 60);
     for (n, message) in batch.iter_mut().enumerate().filter(|(n, _)| n % 3 == 0) {
-        message.to = format!("second-half.{}", n % 2);
+        message.to = format!("second-half.{}", n % 2).into();
     }
     // The second time the first of them are there.
     assert_eq!(in_order(&nats, batch[..30].to_vec()).await, [None; 30]);
@@ -417,7 +417,7 @@ async fn what_is_too_large_or_cannot_be_carried_is_permanent_and_spares_the_othe
     add_stream(&url(), "large", r#", "max_msg_size": 2000"#);
     let nats = connect(&url()).await;
     let mut broken = message("large.x", "5", "");
-    broken.headers.push(("x".into(), "two\nlines".into()));
+    broken.headers.push("x", "two\nlines");
     let batch = vec![
         message("large.x", "1", "small"),
         message("large.x", "2", vec![b'x'; 3000]),
@@ -455,10 +455,44 @@ async fn a_stream_that_does_not_acknowledge_is_no_outage_and_nothing_is_done() {
     let begun = Instant::now();
     let results = nats.publish(batch).await;
     assert!(begun.elapsed() < Duration::from_secs(15), "waited for each: {:?}", begun.elapsed());
-    let mut wanted = vec![RETRYABLE; 50];
+    let mut wanted = vec![DEFERRED; 50];
     wanted.push(None);
     assert_eq!(kinds(&results), wanted);
     assert!(results[0].as_ref().unwrap_err().to_string().contains("does it acknowledge?"), "{results:?}");
+}
+
+#[tokio::test]
+async fn a_subject_without_answers_is_left_alone_and_tried_again() {
+    add_stream(&url(), "mute-for-long", r#", "no_ack": true"#);
+    let nats = Nats::connect(NatsOptions::new(url()).ack_timeout(Duration::from_millis(50))).await.unwrap();
+    // Until the subject is tried for the second time, what goes there waits.
+    let mut tried = 0;
+    let given_up_at = Instant::now() + Duration::from_secs(30);
+    while tried < 2 {
+        assert!(Instant::now() < given_up_at, "it is tried again");
+        let results = nats.publish(vec![message("mute-for-long.x", "1", "1")]).await;
+        assert_eq!(kinds(&results), [DEFERRED]);
+        tried += usize::from(results[0].as_ref().unwrap_err().to_string().contains("does it acknowledge?"));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_event_whose_words_make_no_subject_is_unroutable_and_uses_up_no_attempt() {
+    add_stream(&url(), "words", "");
+    let (store, nats) = (MemoryStore::new(), connect(&url()).await);
+    let listener = nats.subject("words.{tenant_id}");
+    let outbox = Outbox::builder(store.clone()).listen("Order", "*", listener).start().await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    for (id, tenant) in [("good", "acme"), ("spaced", "two words"), ("wild", "*")] {
+        let event = Event::builder("Placed").id(id).aggregate("Order", id).tenant_id(tenant).json_text("1");
+        tx.write(event).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+    until(&store, "all are settled", |counts| counts.done == 1 && counts.dead == 2).await;
+    let rows = rows(&store).await;
+    assert!(rows.iter().all(|row| row.state.attempts == 0), "{rows:?}");
+    outbox.shutdown().await;
 }
 
 #[tokio::test]
@@ -653,6 +687,25 @@ async fn a_lost_acknowledgement_is_an_outage_and_the_repeat_is_stored_once() {
     assert!(!read(&url(), "lost").is_empty(), "it was stored");
     assert_eq!(kinds(&nats.publish(messages("lost.x", "m", 20)).await), [None; 20]);
     assert_eq!(bodies(&read(&url(), "lost")), numbers(0..20));
+}
+
+#[tokio::test]
+async fn a_connection_that_was_lost_does_not_come_back_by_itself() {
+    add_stream(&url(), "back", "");
+    let proxy = Proxy::start(url().trim_start_matches("nats://").parse().unwrap()).await.unwrap();
+    let nats = connect(&format!("nats://{}", proxy.addr())).await;
+    assert_eq!(kinds(&nats.publish(messages("back.x", "m", 5)).await), [None; 5]);
+    let before = proxy.stats().total;
+    for round in 1..=5 {
+        // It could come back at once, and would be one connection more.
+        assert!(proxy.cut() > 0);
+        let given_up_at = Instant::now() + Duration::from_secs(20);
+        while kinds(&nats.publish(messages("back.x", "m", 10)).await) != [None; 10] {
+            assert!(Instant::now() < given_up_at, "there is another connection");
+        }
+        assert_eq!(proxy.stats().total, before + round);
+    }
+    assert_eq!(bodies(&read(&url(), "back")), numbers(0..10));
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use posthaste_core::testing::{self, within};
 use posthaste_core::{Event, EventBuilder, EventId, Timestamp};
 use posthaste_publishers::{
-    BreakerState, CloudEvents, Message, Ndjson, NdjsonOptions, PublishError, PublishErrorKind, Publisher,
+    BreakerState, CloudEvents, Headers, Message, Ndjson, NdjsonOptions, PublishError, PublishErrorKind, Publisher,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -21,10 +21,10 @@ use crate::formats::{self, CARRIER, Carrier, Once, Seen, Trace, from_base64};
 fn message(id: &str, content_type: &'static str, body: &[u8]) -> Message {
     Message {
         id: EventId::new(id).unwrap(),
-        to: "lines".to_owned(),
-        key: Some("42".to_owned()),
+        to: "lines".into(),
+        key: Some("42".into()),
         content_type: content_type.into(),
-        headers: vec![("event-id".into(), id.to_owned()), ("say \"hi\"".into(), "Grüße\n€".to_owned())],
+        headers: [("event-id", id), ("say \"hi\"", "Grüße\n€")].into(),
         body: body.to_vec().into(),
     }
 }
@@ -61,10 +61,10 @@ async fn a_line_has_all_of_a_message() {
     let (_directory, path) = place();
     let file = Ndjson::file(&path).await.unwrap();
     let mut bare = message("4", "application/json", b"{not json");
-    (bare.key, bare.headers) = (None, Vec::new());
+    (bare.key, bare.headers) = (None, Headers::default());
     let structured = b"{\"specversion\":\"1.0\",\r\n\"data\":{}}";
     let mut structured = message("5", "application/cloudevents+json; charset=utf-8", structured);
-    structured.headers = vec![("traceparent".into(), "00-1-2-01".to_owned())];
+    structured.headers = [("traceparent", "00-1-2-01")].into();
     let sent = file.publish(vec![
         message("1", "application/json; charset=utf-8", b"{ \"a\":1.0,\r\n \"b\":\"x\\ny\" }"),
         message("2", "text/plain", b"\"text\""),

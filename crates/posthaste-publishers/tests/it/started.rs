@@ -112,10 +112,10 @@ pub(crate) fn text_of(text: &str) -> String {
 pub(crate) fn message(to: &str, id: &str, body: impl Into<Vec<u8>>) -> Message {
     Message {
         id: EventId::new(id).unwrap(),
-        to: to.to_owned(),
+        to: to.into(),
         key: None,
         content_type: "application/json".into(),
-        headers: vec![("event-id".into(), id.to_owned()), ("event-type".into(), "Test".to_owned())],
+        headers: [("event-id", id), ("event-type", "Test")].into(),
         body: body.into().into(),
     }
 }

@@ -12,7 +12,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use posthaste_core::{Event, EventId, MemoryStore, Outbox, RetryPolicy, Status};
 use posthaste_publishers::PublishErrorKind::{self, Permanent, Retryable};
 use posthaste_publishers::webhook::{Webhook, WebhookOptions};
-use posthaste_publishers::{Message, PublishError, Publisher};
+use posthaste_publishers::{Headers, Message, PublishError, Publisher};
 use serde_json::Value;
 
 use crate::formats::{self, CARRIER, Carrier, Seen};
@@ -94,7 +94,8 @@ async fn every_format_is_read_back() {
 #[tokio::test]
 async fn bytes_are_signed_as_they_are_and_nothing_is_signed_without_a_secret() {
     let receiver = Receiver::start();
-    let bytes = Message { body: Bytes::from_static(&[0, 159, 146, 150, 255]), ..message(receiver.url("/status/204")) };
+    let bytes =
+        Message { body: Bytes::from_static(&[0, 159, 146, 150, 255]).into(), ..message(receiver.url("/status/204")) };
     let webhook = Webhook::new(local()).unwrap();
     assert!(webhook.publish(vec![bytes.clone()]).await[0].is_ok());
     let unsigned = Webhook::new(WebhookOptions::unsigned().allow_http(true).allow_private_addresses(true)).unwrap();
@@ -217,7 +218,7 @@ async fn what_cannot_be_a_request_is_dead() {
     let receiver = Receiver::start();
     let webhook = Webhook::new(local()).unwrap();
     let ok = receiver.url("/status/204");
-    let header = |name: &'static str, value: &str| vec![(name.into(), value.to_owned())];
+    let header = |name: &'static str, value: &str| Headers::from([(name, value)]);
     let strict = Webhook::new(WebhookOptions::new(SECRET).allow_private_addresses(true)).unwrap();
     assert_eq!(kind(&strict.publish(vec![message(&ok)]).await[0]), Some(Permanent));
     let results = webhook
@@ -305,9 +306,9 @@ async fn what_can_be_no_url_is_said_at_the_start() {
 #[tokio::test]
 async fn keys_of_an_event_are_not_sent_unless_that_is_allowed() {
     let receiver = Receiver::start();
-    let said = |name: &'static str| (name.into(), "secret".to_owned());
+    let said = |name: &'static str| (name, "secret");
     let url = receiver.url("/status/204").replace("://", "://user:password@");
-    let bold = Message { headers: vec![said("Authorization"), said("cookie"), said("x-other")], ..message(url) };
+    let bold = Message { headers: [said("Authorization"), said("cookie"), said("x-other")].into(), ..message(url) };
     for (options, own) in [(local(), "Basic dXNlcjpwYXNzd29yZA=="), (local().allow_credentials(true), "secret")] {
         let before = receiver.requests().len();
         assert!(Webhook::new(options).unwrap().publish(vec![bold.clone()]).await[0].is_ok());

@@ -2,10 +2,9 @@
 
 use std::collections::HashSet;
 
-use bytes::Bytes;
 use posthaste_publishers::PublishErrorKind::{Outage, Permanent, Retryable};
 use posthaste_publishers::rabbitmq::{QueueOptions, Rabbit, RabbitOptions};
-use posthaste_publishers::{Message, PublishError, PublishErrorKind, Publisher};
+use posthaste_publishers::{Headers, Message, PublishError, PublishErrorKind, Publisher};
 use serde_json::json;
 
 use super::server::{Server, ids, message, server, unique};
@@ -109,8 +108,8 @@ async fn what_is_too_large_for_the_broker_is_dead_and_alone() {
     let (server, name) = (server(), unique());
     let rabbit = shop(&server, &name).await;
     let messages = (0..60).map(|place| match place {
-        17 | 40 => (Message { body: Bytes::from(vec![b'x'; 1_000_001]), ..message(&name, "yes") }, Some(Permanent)),
-        18 => (Message { body: Bytes::from(vec![b'x'; 1_000_000]), ..message(&name, "yes") }, None),
+        17 | 40 => (Message { body: vec![b'x'; 1_000_001].into(), ..message(&name, "yes") }, Some(Permanent)),
+        18 => (Message { body: vec![b'x'; 1_000_000].into(), ..message(&name, "yes") }, None),
         _ => (message(&name, "yes"), None),
     });
     let errors = only_bad_ones_are_refused(&rabbit, &server, &name, messages.collect()).await;
@@ -122,7 +121,7 @@ async fn what_the_protocol_has_no_room_for_is_never_sent() {
     let (server, name) = (server(), unique());
     let rabbit = shop(&server, &name).await;
     let long = "x".repeat(256);
-    let header = |name: &str, value: String| vec![(name.to_owned().into(), value)];
+    let header = |name: &str, value: String| Headers::from([(name.to_owned(), value)]);
     let messages = vec![
         (message(&name, "yes"), None),
         (message(&name, &long), Some(Permanent)),

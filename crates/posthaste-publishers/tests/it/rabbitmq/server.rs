@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use bytes::Bytes;
 use posthaste_core::{Event, EventId, MemoryStore, Outbox};
 use posthaste_publishers::Message;
 use serde_json::Value;
@@ -118,11 +117,11 @@ pub(super) fn unique() -> String {
 pub(super) fn message(exchange: &str, routing_key: &str) -> Message {
     Message {
         id: EventId::generate(),
-        to: format!("{exchange}\0{routing_key}"),
+        to: format!("{exchange}\0{routing_key}").into(),
         key: None,
         content_type: "text/plain".into(),
-        headers: vec![("event-type".into(), "Test".to_owned())],
-        body: Bytes::from_static(b"hello"),
+        headers: [("event-type", "Test")].into(),
+        body: "hello".into(),
     }
 }
 

@@ -155,7 +155,7 @@ async fn one_that_the_other_end_has_left_is_replaced() {
 async fn who_answers_before_he_has_read_all_of_it_gets_all_of_it() {
     let server = Server::start(Manners::Hasty);
     let webhook = Webhook::new(local()).unwrap();
-    let large = Message { body: Bytes::from(vec![b'x'; 32 << 20]), ..message(server.url()) };
+    let large = Message { body: vec![b'x'; 32 << 20].into(), ..message(server.url()) };
     assert!(webhook.publish(vec![large]).await[0].is_ok());
     until("it has all of it", || server.requests() == 1).await;
 }
@@ -164,7 +164,7 @@ async fn who_answers_before_he_has_read_all_of_it_gets_all_of_it() {
 async fn one_without_a_body_says_so() {
     let receiver = Receiver::start();
     let webhook = Webhook::new(local()).unwrap();
-    let empty = Message { body: Bytes::new(), ..message(receiver.url("/status/204")) };
+    let empty = Message { body: Bytes::new().into(), ..message(receiver.url("/status/204")) };
     assert!(webhook.publish(vec![empty]).await[0].is_ok());
     assert_eq!(receiver.got(1).await[0]["headers"]["content-length"], "0");
 }

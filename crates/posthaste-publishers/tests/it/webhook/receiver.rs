@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use bytes::Bytes;
 use posthaste_core::testing::within;
 use posthaste_core::{Event, EventId, MemoryStore, Outbox};
-use posthaste_publishers::Message;
+use posthaste_publishers::{Message, Text};
 use serde_json::Value;
 
 pub(super) const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -82,14 +81,14 @@ impl Drop for Receiver {
     }
 }
 
-pub(super) fn message(url: impl Into<String>) -> Message {
+pub(super) fn message(url: impl Into<Text>) -> Message {
     Message {
         id: EventId::generate(),
         to: url.into(),
         key: None,
         content_type: "text/plain".into(),
-        headers: vec![("event-type".into(), "Test".to_owned())],
-        body: Bytes::from_static(b"hello"),
+        headers: [("event-type", "Test")].into(),
+        body: "hello".into(),
     }
 }
 
