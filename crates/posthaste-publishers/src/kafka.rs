@@ -42,7 +42,7 @@
 //! |---|---|
 //! | no broker answers | outage |
 //! | no leader, too few replicas in sync, no answer in time, while Kafka answers otherwise | put off: no attempt is used up, and the topic is left alone for a second, then longer each time, up to 30 s; if other partitions of the topic take something, only that one is. Then ten messages try it, and others wait for how that goes |
-//! | login refused, idempotent writes not allowed | outage: nothing at all is taken from us |
+//! | login refused, idempotent writes not allowed | outage: nothing at all is taken from us. To [`check`](Publisher::check) it is permanent |
 //! | fatal error of the idempotent producer | outage: the next batch gets another producer, as it does after a timeout |
 //! | the queue of the client is full | waited for; an outage after the delivery timeout |
 //! | the topic is missing | retryable: somebody may create it. Said after 5 s at most |
@@ -70,7 +70,7 @@ use std::time::Duration;
 use posthaste_core::listener::OfOneKey;
 use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::producer::{Producer as _, PurgeConfig};
+use rdkafka::producer::Producer as _;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -562,7 +562,10 @@ impl Kafka {
                     Some(trouble) => format!("{code} ({trouble})"),
                     None => code.to_string(),
                 };
-                Err(PublishError::outage(reason))
+                Err(match error::is_about_us(code) || producer.is_refused(patience + LATE) {
+                    true => PublishError::permanent(format!("{reason}; check the login")),
+                    false => PublishError::outage(reason),
+                })
             }
         }
     }
@@ -655,7 +658,9 @@ impl Publisher for Kafka {
     async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
         results.note_all(self.publish_all(messages, results.is_in_order()).await);
     }
-    /// Asks a broker for what it knows, which needs a connection and a login.
+
+    /// Asks a broker for what it knows, which needs a connection and a login. One that is refused is permanent here: waiting would
+    /// not help.
     async fn check(&self) -> Result<(), PublishError> {
         self.asked(self.0.options.patience()).await
     }
@@ -673,8 +678,8 @@ impl Publisher for Kafka {
                 let left = until.saturating_duration_since(std::time::Instant::now());
                 if let Err(error) = producer.flush(left) {
                     warn!(%error, "closed kafka's producer while messages were on their way");
-                    // Who waits for them is told.
-                    producer.purge(PurgeConfig::default().queue().inflight());
+                    // Who waits for them is told, and nothing follows them.
+                    producer.give_up();
                 }
             }
         });

@@ -27,7 +27,9 @@
 //! |---|---|
 //! | no connection, or lost, or no answer in time; the broker refuses the connection, or ends it on its own account: it shuts down, a quota is exceeded, another has taken the session | outage |
 //! | not authorised for the topic; a quota is exceeded for a message; nobody has subscribed, if somebody has to; the broker ends the connection over it; no answer to it in time while others have theirs; any other failure | retryable |
-//! | a topic, a property or a body that MQTT or the broker cannot carry | permanent |
+//! | a topic, a property or a body that MQTT or the broker cannot carry; a topic that begins with `$` where the template does not | permanent |
+//!
+//! [`check`](Publisher::check), and with it [`Mqtt::connect`], says of a login that is refused that it is permanent.
 //!
 //! Brokers may end the connection instead of saying what they refuse, or right behind it: Mosquitto does so for a message over its
 //! `message_size_limit` and for a topic that is not permitted. What was under way then is an outage, unless the broker says that it
@@ -57,9 +59,10 @@ use crate::destination::Destination;
 use crate::envelope::Binding;
 use crate::publisher::{Message, PublishError, PublishErrorKind, Publisher, Results};
 use crate::suspects::{Suspects, in_place};
+use crate::template::Template;
 
 use connection::Connection;
-use error::{End, Fault, Trouble, advice, fault, is_topic, no_topic};
+use error::{Dollar, End, Fault, Trouble, advice, fault, is_topic, no_topic};
 
 pub use options::MqttOptions;
 
@@ -83,7 +86,7 @@ const CUTS: u32 = 2;
 
 /// A connection to a broker. Clones share it.
 #[derive(Clone)]
-pub struct Mqtt(Arc<Inner>);
+pub struct Mqtt(Arc<Inner>, Dollar);
 
 struct Inner {
     options: MqttOptions,
@@ -102,14 +105,15 @@ impl Mqtt {
     /// When an option is wrong, or the broker is away or refuses the connection.
     pub async fn connect(options: MqttOptions) -> Result<Self, PublishError> {
         let client_options = options.client_options().map_err(PublishError::permanent)?;
-        let mqtt = Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             breaker: Breaker::new(&options.name),
             client_options,
             connection: Slot::new(address::shown(&options.url)),
             suspects: Suspects::default(),
             alone: RwLock::default(),
             options,
-        }));
+        });
+        let mqtt = Self(inner, Dollar::Allowed);
         if !mqtt.0.options.lazy {
             mqtt.check().await?;
         }
@@ -117,11 +121,16 @@ impl Mqtt {
     }
 
     /// Events go to the topic that the template makes of each.
+    ///
+    /// A topic that begins with `$` has to do so in the template: what a place at its beginning brings does not.
     pub fn topic(&self, template: &str) -> Destination<Self> {
         let MqttOptions { connect_timeout, ack_timeout, .. } = &self.0.options;
         // One more message that was alone, and ended a connection.
         let limit = self.longest() + (*connect_timeout + *ack_timeout) * CUTS + LATE;
-        Destination::new(Arc::new(self.clone()), self.0.breaker.clone(), template).time_limit(limit)
+        let begins_with_place = template.parse::<Template>().is_ok_and(|template| template.begins_with_place());
+        let dollar = if begins_with_place { Dollar::Refused } else { Dollar::Allowed };
+        let sender = Self(Arc::clone(&self.0), dollar);
+        Destination::new(Arc::new(sender), self.0.breaker.clone(), template).time_limit(limit)
     }
 
     /// Until when parts of a batch are begun.
@@ -208,11 +217,11 @@ impl Mqtt {
     /// Sends a batch at once. What the end of the connection, or silence, found under way is suspected of it.
     async fn together(&self, messages: &[Message], stored: &(impl Fn(usize) + Sync)) -> Vec<Result<(), PublishError>> {
         let _with_others = self.0.alone.read().await;
-        let connection = match self.connection().await {
+        let connection = match self.connection().await.map_err(PublishError::into_outage) {
             Ok(connection) => connection,
             Err(error) => return error.of_each(messages.len()).collect(),
         };
-        let results = sending::send(&connection, &self.0.options, messages, stored).await;
+        let results = sending::send(&connection, &self.0.options, self.1, messages, stored).await;
         self.0.suspects.acknowledged(results.iter().filter(|result| result.is_ok()).count());
         let is_over =
             |by: fn(End) -> bool| results.iter().any(|result| matches!(result, Err(Trouble::Over(end)) if by(*end)));
@@ -239,9 +248,9 @@ impl Mqtt {
         let _nobody_else = self.0.alone.write().await;
         let mut cuts = 0;
         loop {
-            let connection = self.connection().await.map_err(Trouble::Told)?;
-            let result =
-                sending::send(&connection, &self.0.options, std::slice::from_ref(message), &|_| {}).await.pop();
+            let connection = self.connection().await.map_err(|error| Trouble::Told(error.into_outage()))?;
+            let batch = std::slice::from_ref(message);
+            let result = sending::send(&connection, &self.0.options, self.1, batch, &|_| {}).await.pop();
             let trouble = match result.expect("one for the message") {
                 Ok(()) => {
                     self.0.suspects.acknowledged(1);
@@ -325,7 +334,7 @@ impl Publisher for Mqtt {
         if is_topic(to) { Ok(()) } else { Err(PublishError::permanent(no_topic(to))) }
     }
 
-    /// Whether there is a connection; nothing is asked over it.
+    /// Whether there is a connection; nothing is asked over it. A login that is refused is permanent here: waiting would not help.
     async fn check(&self) -> Result<(), PublishError> {
         self.connection().await.map(drop)
     }

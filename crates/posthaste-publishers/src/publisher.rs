@@ -334,6 +334,12 @@ impl PublishError {
         self.kind == PublishErrorKind::Outage
     }
 
+    /// The same to events that are on their way: that the other end refuses us is not their fault.
+    #[cfg(any(feature = "mqtt", feature = "redis"))]
+    pub(crate) fn into_outage(self) -> Self {
+        Self { kind: PublishErrorKind::Outage, ..self }
+    }
+
     /// Whether the other end has looked at this message and refused it.
     #[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq"))]
     pub(crate) fn is_refusal(&self) -> bool {

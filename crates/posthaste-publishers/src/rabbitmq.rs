@@ -33,7 +33,7 @@
 //!
 //! | what | counts as |
 //! |---|---|
-//! | the broker cannot be reached, refuses the login, or ends the connection | outage |
+//! | the broker cannot be reached, refuses the login or a declaration, or ends the connection | outage. To [`check`](Publisher::check) and [`Rabbit::connect`] a refusal is permanent |
 //! | it is low on memory or disk (connection blocked) | outage. What was on its way then may arrive later and once more |
 //! | it does not answer within the [time limit](RabbitOptions::confirm_timeout) | outage; the connection is made anew |
 //! | it answers, but a message is not confirmed within that time, because its queue has no majority, say | put off: no attempt is used up. The exchange, or where others of it were confirmed the routing key, is left alone for a second, then longer each time, up to 30 s; then ten messages try it, and others wait for how that goes |

@@ -28,6 +28,8 @@
 //! | `NOPERM`; `MOVED` and `ASK`, as clusters are not followed: connect to the node that has the stream; no stream of that name, if none is to be made; any other refusal; a body of more than a megabyte over which the server ends the connection, as it does when its `proto-max-bulk-len` is smaller; no answer to it in time while others have theirs | retryable |
 //! | `WRONGTYPE`: the key is no stream; a body that is too large | permanent |
 //!
+//! [`check`](Publisher::check), and with it [`Redis::connect`], says of a login that is refused that it is permanent.
+//!
 //! What has no answer in time goes alone from then on. If it has none alone either, say because its body is too large for the time,
 //! it comes last in its batch, and uses up attempts as soon as others have got through.
 
@@ -336,11 +338,11 @@ impl Redis {
             .set_connection_timeout(Some(limit))
             .set_response_timeout(Some(options.ack_timeout));
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
-        let failed = |reason: String| PublishError::outage(format!("cannot connect to {}: {reason}", self.shown()));
+        let failed = |reason: String| format!("cannot connect to {}: {reason}", self.shown());
         // Their limit is for the socket; a server that accepts and says nothing would keep us waiting.
         match timeout(limit, connecting).await {
-            Ok(connected) => connected.map_err(|error| failed(error.to_string())),
-            Err(_) => Err(failed(format!("no answer within {limit:?}"))),
+            Ok(connected) => connected.map_err(|error| unwelcome(&error, failed(error.to_string()))),
+            Err(_) => Err(PublishError::outage(failed(format!("no answer within {limit:?}")))),
         }
     }
 
@@ -350,7 +352,7 @@ impl Redis {
 
     /// Sends one request, and gives a result for each of its messages.
     async fn request(&self, messages: &[Message]) -> Result<Vec<Result<(), PublishError>>, Trouble> {
-        let connection = self.connection().await.map_err(Trouble::Told)?;
+        let connection = self.connection().await.map_err(|error| Trouble::Told(error.into_outage()))?;
         let mut pipeline = Pipeline::with_capacity(messages.len());
         for message in messages {
             self.add(&mut pipeline, message);
@@ -502,6 +504,7 @@ impl Publisher for Redis {
         in_place(places, results)
     }
 
+    /// A login that is refused is permanent here: waiting would not help.
     async fn check(&self) -> Result<(), PublishError> {
         let connection = self.connection().await?;
         let answer: RedisResult<String> =
@@ -510,7 +513,7 @@ impl Publisher for Redis {
             Ok(_) => Ok(()),
             Err(error) => {
                 self.0.connection.leave(&connection).await;
-                Err(PublishError::outage(format!("{} does not take anything: {}", self.shown(), said(&error))))
+                Err(unwelcome(&error, format!("{} does not take anything: {}", self.shown(), said(&error))))
             }
         }
     }
@@ -526,6 +529,17 @@ impl fmt::Debug for Redis {
             .field("options", &self.0.options)
             .field("breaker", &self.0.breaker)
             .finish_non_exhaustive()
+    }
+}
+
+/// Why there is no connection: the server does not know us, or it is away.
+fn unwelcome(error: &RedisError, reason: String) -> PublishError {
+    let is_stranger =
+        error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("NOAUTH" | "WRONGPASS"));
+    if is_stranger {
+        PublishError::permanent(format!("{reason}; check user and password"))
+    } else {
+        PublishError::outage(reason)
     }
 }
 
@@ -586,6 +600,8 @@ fn judged(message: &Message, answer: RedisResult<Option<String>>) -> Result<(), 
         Some("MOVED" | "ASK") => {
             PublishError::retryable(format!("{text}; clusters are not followed: connect to the node that has it"))
         }
+        // Who has not logged in may not even say much.
+        _ if is_of_the_protocol(&error) && text.contains("unauthenticated") => PublishError::outage(text),
         _ if is_of_the_protocol(&error) => {
             PublishError::retryable(format!("{text}; raise its proto-max-bulk-len, or send less"))
         }
@@ -636,6 +652,8 @@ mod tests {
             ("OOM command not allowed when used memory > 'maxmemory'.", Outage),
             ("NOAUTH Authentication required.", Outage),
             ("WRONGPASS invalid username-password pair", Outage),
+            ("ERR Protocol error: unauthenticated multibulk length", Outage),
+            ("ERR Protocol error: invalid bulk length", Retryable),
             ("NOPERM this user has no permissions", Retryable),
             ("MOVED 3999 127.0.0.1:6381", Retryable),
             ("ASK 3999 127.0.0.1:6381", Retryable),

@@ -6,7 +6,8 @@
 //! use posthaste_publishers::webhook::{Webhook, WebhookOptions};
 //!
 //! # async fn start() -> Result<(), Box<dyn std::error::Error>> {
-//! let webhook = Webhook::new(WebhookOptions::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))?;
+//! let options = WebhookOptions::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").derive_secrets(true);
+//! let webhook = Webhook::new(options)?;
 //! let outbox = Outbox::builder(MemoryStore::new())
 //!     .listen("Order", "*", webhook.url("https://partner.example/hooks/{event_type}"))
 //!     .listen("Invoice", "*", webhook.url("{headers.callback}"))
@@ -25,12 +26,25 @@
 //! | at once | [a few](WebhookOptions::concurrency) requests for an endpoint |
 //!
 //! A request is a `POST` with the headers `webhook-id`, `webhook-timestamp` (of this attempt) and `webhook-signature` (`v1,` and
-//! the HMAC-SHA256 of `id.timestamp.body`, for each secret), those of the envelope, and `content-type`. What an event would like
+//! the HMAC-SHA256 of `id.timestamp.body`, for each secret), those of the envelope, and `content-type`. Of an id that is not
+//! printable ASCII `webhook-id` is the percent-encoded form, and that is what is signed. What an event would like
 //! to say about the connection itself (`host`, `content-length` and the like) is left out, and so are `authorization` and `cookie`
 //! [unless allowed](WebhookOptions::allow_credentials).
 //!
 //! What an event brings into a place of the URL is percent-encoded; in the host it is letters, digits and hyphens. Only a place at
 //! the beginning, such as the whole of `{headers.callback}`, may lead anywhere.
+//!
+//! # Whose secret
+//!
+//! Who checks a signature could also have made it. So where events choose the endpoint, the same secret for all of them would let each
+//! receiver write to the others in your name. A template with a place in the host, such as `{headers.callback}`, is refused at the start
+//! unless endpoints have secrets of their own, or it is said that it does not matter:
+//!
+//! | option | what signs |
+//! |---|---|
+//! | [`derive_secrets`](WebhookOptions::derive_secrets) | a secret that is made for each endpoint of the one that is given; [`Webhook::secrets_of`] says it, to be told to the receiver |
+//! | [`secret_for`](WebhookOptions::secret_for) | the secret that is given for this endpoint |
+//! | [`allow_shared_secret`](WebhookOptions::allow_shared_secret) | the same for all |
 //!
 //! # What goes wrong
 //!
@@ -39,10 +53,13 @@
 //! | no connection: no such name, refused, TLS that cannot be trusted, no answer within the time for connecting | outage of that endpoint |
 //! | no answer within the [time limit](WebhookOptions::time_limit), or a connection that breaks while it is awaited; 502, 503, 504 | retryable: it may be this event that it cannot bear |
 //! | the same for five different events in a row, and no other answer between or behind them | outage of that endpoint. One that had none twice while others had another is retryable from then on, whatever becomes of the others |
-//! | 408, 425, 429, other 5xx | retryable, by the retry policy, and not before `Retry-After` says, up to a day |
+//! | 429 | put off, and so is what else goes to that endpoint: for as long as `Retry-After` says, 1 s at least and 5 min at most; without it for 1 s, then longer each time, up to 30 s. No attempt is used up |
+//! | 408, 425, other 5xx | retryable, by the retry policy, and not before `Retry-After` says, up to a day |
+//! | any failure with `Retry-After` | what it counts as otherwise; and what else goes to that endpoint is put off for that long, 5 min at most, which uses up no attempt |
 //! | 3xx | retryable. Redirects are not followed, since they may lead anywhere |
 //! | 410 | nothing is sent to this URL any more, see below |
 //! | any other 4xx | permanent |
+//! | no secret for the endpoint, where there are some for others | retryable; nothing is sent |
 //! | the address is not public | retryable; nothing is sent. [Unless allowed](WebhookOptions::allow_private_addresses) |
 //!
 //! Addresses are looked at after the name was resolved, and the connection is made to just these. What is wrong with a URL, as far
@@ -52,8 +69,12 @@
 //!
 //! An endpoint is a scheme, a host and a port, and has a breaker of its own. One that is away does not keep events from the others:
 //! its events are put off and use up no attempt, and after a pause one of them is tried. After [a day](WebhookOptions::patience)
-//! in the same way those that were tried use up attempts: a name that somebody mistyped would be tried for ever otherwise. Where the URL is the same
-//! for all events the breaker is that of the destination, nothing is claimed while it is open, and an outage may last.
+//! in the same way (nobody there, no answer for anybody, 429 for everybody) those that were tried use up attempts: a name that
+//! somebody mistyped would be tried for ever otherwise. Where the URL is the same for all events the breaker is that of the destination, nothing is claimed while it is open, and an outage may last.
+//!
+//! Where events choose the host, a slow endpoint does not keep events from the others either. A batch that goes to several begins
+//! requests for one and a half seconds, and what has not begun by then is put off. One that needs more than a second for an answer
+//! gets requests of one batch at a time, together with all others that are as slow.
 //!
 //! A URL that answers 410 is asking to be left alone. Its events, this one included, wait: they use up no attempt, and
 //! look every [ten minutes](WebhookOptions::gone_pause) whether it is used again. [`Webhook::disabled`] lists such URLs and
@@ -63,6 +84,7 @@ mod address;
 mod connection;
 mod endpoint;
 mod options;
+mod pace;
 mod request;
 mod signature;
 
@@ -77,7 +99,8 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use posthaste_core::EventId;
-use tokio::sync::{RwLock, SemaphorePermit};
+use posthaste_core::listener::{Gate, Room};
+use tokio::sync::{RwLock, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
 use url::Url;
@@ -92,12 +115,15 @@ use address::not_public;
 use connection::{Connector, Line};
 use endpoint::{Away, Endpoint, Endpoints, Vain};
 use request::{Answer, Limit, Request, Target, private};
-use signature::Secret;
+use signature::{Secret, Signing};
 
 pub use options::WebhookOptions;
 
 /// How long a batch sends. What has not begun by then is put off.
 const SPELL: Duration = Duration::from_secs(30);
+
+/// How long it does so where events choose the endpoint, and others wait while one is slow.
+const SHORT_SPELL: Duration = Duration::from_millis(1500);
 
 /// How long what found no time waits.
 const BUSY: Duration = Duration::from_secs(1);
@@ -109,6 +135,21 @@ const TURN: Duration = Duration::from_millis(100);
 /// How long requests on their way are waited for when it is closed.
 const FINISHING: Duration = Duration::from_secs(5);
 
+/// Where nothing is sent.
+const ANY_URL: &str = "https://host.invalid/";
+
+/// Why nothing is sent to endpoints that events choose.
+const SHARED: &str = "the host of the URL is for events to say, and one secret would sign what goes to all of them, so that each \
+                      receiver could forge webhooks to the others; set derive_secrets = true, or give each host its own in \
+                      secrets_for in place of secrets, or say allow_shared_secret = true if all of them are in one hand";
+
+/// Why nothing is sent to an endpoint that has no secret.
+const NO_SECRET: &str = "webhooks are signed, and there is no secret for this endpoint; give one in secrets_for";
+
+/// Why something is put off.
+const RESTS: &str = "the endpoint has asked to be left alone for a while";
+const SLOW: &str = "the endpoint is slow, and others were first";
+
 /// Why nothing is sent to a URL.
 const GONE: &str = "the endpoint has answered 410 and is disabled";
 
@@ -118,13 +159,18 @@ pub struct Webhook {
     inner: Arc<Inner>,
     /// Set where the destination keeps the breaker, because there is only one endpoint.
     only: Option<Arc<Endpoint>>,
+    /// Whether the endpoint is for events to say, so that there are others.
+    chosen: bool,
+    /// Set where nothing is sent, because anybody could forge it.
+    refused: bool,
 }
 
 struct Inner {
     options: WebhookOptions,
-    secrets: Vec<Secret>,
     connector: Connector,
     endpoints: Endpoints,
+    /// Had by the batch that sends to slow endpoints that events chose. The others go on without these.
+    slow: Semaphore,
     closed: AtomicBool,
     /// Held by those who send, and taken by who closes.
     under_way: RwLock<()>,
@@ -133,9 +179,12 @@ struct Inner {
 /// What is sent to one endpoint of a batch.
 struct Round<'a> {
     endpoint: &'a Endpoint,
+    secrets: &'a [Secret],
     results: &'a Results,
     /// When the last request is begun.
     until: Instant,
+    /// The same if it is slow and others wait for it.
+    until_if_slow: Instant,
     absence: Mutex<Option<Absence>>,
     in_vain: Mutex<Vec<InVain>>,
 }
@@ -178,27 +227,34 @@ impl Webhook {
     pub fn new(mut options: WebhookOptions) -> Result<Self, PublishError> {
         options.time_limit = options.time_limit.min(LONGEST_LIMIT);
         options.check().map_err(PublishError::permanent)?;
-        let secrets = options.secrets.iter().map(|secret| Secret::new(secret)).collect::<Result<_, _>>();
+        let signing = Signing::new(&options).map_err(PublishError::permanent)?;
         let inner = Inner {
-            secrets: secrets.map_err(PublishError::permanent)?,
             connector: Connector::new(&options).map_err(PublishError::permanent)?,
-            endpoints: Endpoints::new(&options.name, options.concurrency),
+            endpoints: Endpoints::new(&options.name, options.concurrency, signing),
+            slow: Semaphore::new(1),
             closed: AtomicBool::new(false),
             under_way: RwLock::default(),
             options,
         };
-        Ok(Self { inner: Arc::new(inner), only: None })
+        Ok(Self { inner: Arc::new(inner), only: None, chosen: true, refused: false })
     }
 
     /// A destination: the URL that the template makes of each event.
+    ///
+    /// Where the host is for events to say, endpoints need [secrets of their own](self#whose-secret).
     pub fn url(&self, template: &str) -> Destination<Self> {
         let parsed = template.parse::<Template>().ok();
+        let is_shared = self.inner.endpoints.signing().is_shared() && !self.inner.options.allow_shared_secret;
+        let chosen = parsed.as_ref().is_some_and(is_host_chosen);
+        let refused = is_shared && chosen;
+        // An address of which the beginning is not known is not looked at.
+        let template = if refused { ANY_URL } else { template };
         let fixed = parsed.as_ref().and_then(Template::fixed).and_then(|url| Url::parse(url).ok());
         let only = fixed.map(|url| self.inner.endpoints.fix(&url));
         // Where there are many endpoints each has its own, and this one stays closed.
         let breaker =
             only.as_ref().map_or_else(|| Breaker::new(&*self.inner.options.name), |only| only.breaker.clone());
-        let sender = Self { inner: Arc::clone(&self.inner), only };
+        let sender = Self { inner: Arc::clone(&self.inner), only, chosen, refused };
         Destination::new(Arc::new(sender), breaker, template).time_limit(self.longest())
     }
 
@@ -224,6 +280,26 @@ impl Webhook {
         }
     }
 
+    /// What the receiver at a URL checks signatures with: the secrets of its endpoint, as they stand in settings of receivers. None if
+    /// webhooks are unsigned.
+    ///
+    /// ```
+    /// use posthaste_publishers::webhook::{Webhook, WebhookOptions};
+    ///
+    /// let master = WebhookOptions::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").derive_secrets(true);
+    /// let told = Webhook::new(master)?.secrets_of("https://partner.example/hooks")?;
+    /// assert_eq!(told, ["whsec_bLMBfNNw3yHV/WO0Q7cD28kNq6GXvdXnU+tl0g/6S1E="]);
+    /// # Ok::<(), posthaste_publishers::PublishError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When that is no URL.
+    pub fn secrets_of(&self, url: &str) -> Result<Vec<String>, PublishError> {
+        let wrong = |error| PublishError::permanent(format!("not a URL such as https://partner.example: {error}"));
+        let origin = Url::parse(url).map_err(wrong)?.origin().ascii_serialization();
+        Ok(self.inner.endpoints.signing().told_to(&origin, &self.inner.options))
+    }
+
     /// The URLs that answered 410, to which nothing is sent any more.
     pub fn disabled(&self) -> Vec<String> {
         self.inner.endpoints.disabled()
@@ -240,7 +316,19 @@ impl Webhook {
     }
 
     /// Sends what goes to one endpoint, unless it is away.
-    async fn to_endpoint(&self, endpoint: Arc<Endpoint>, mut requests: Vec<Request>, results: &Results) {
+    async fn to_endpoint(&self, endpoint: Arc<Endpoint>, mut requests: Vec<Request>, spell: Spell, results: &Results) {
+        let Some(secrets) = endpoint.secrets.as_deref() else {
+            for request in requests {
+                results.note(request.place, Err(PublishError::retryable(NO_SECRET).unasked()));
+            }
+            return;
+        };
+        if endpoint.pace.is_resting() {
+            for request in requests {
+                results.note(request.place, Err(PublishError::deferred(RESTS, endpoint.pace.put_off()).unasked()));
+            }
+            return;
+        }
         let ours = self.only.is_none();
         let pass = if ours { endpoint.breaker.enter() } else { None };
         if ours && pass.is_none() {
@@ -250,7 +338,8 @@ impl Webhook {
             return;
         }
         let (absence, in_vain) = (Mutex::default(), Mutex::default());
-        let round = Round { endpoint: &endpoint, results, until: self.begin_until(results), absence, in_vain };
+        let Spell { until, until_if_slow } = spell;
+        let round = Round { endpoint: &endpoint, secrets, results, until, until_if_slow, absence, in_vain };
         // The first shows whether it is back.
         let probing = pass.as_ref().is_some_and(|pass| pass.most() < usize::MAX);
         let behind = if probing { requests.split_off(1) } else { Vec::new() };
@@ -310,10 +399,36 @@ impl Webhook {
     }
 
     /// Until when requests are begun. They may take their time, and are known before the time of the batch is over.
-    fn begin_until(&self, results: &Results) -> Instant {
+    fn spell(&self, results: &Results, endpoints: usize) -> Spell {
         let now = Instant::now();
         let left = results.until().saturating_duration_since(now);
-        now + left.saturating_sub(self.inner.options.time_limit + FINISHING).max(left / 2).min(SPELL)
+        let until = now + left.saturating_sub(self.inner.options.time_limit + FINISHING).max(left / 2).min(SPELL);
+        let short = if self.chosen { until.min(now + SHORT_SPELL) } else { until };
+        Spell { until: if endpoints > 1 { short } else { until }, until_if_slow: short }
+    }
+
+    /// The turn of a batch that has something for slow endpoints. If another has it, that is put off: at most one batch waits for
+    /// them, however many workers there are, so that the others have time for the endpoints that are not.
+    fn turn_for_slow(
+        &self,
+        groups: &mut Vec<(Arc<Endpoint>, Vec<Request>)>,
+        results: &Results,
+    ) -> Option<SemaphorePermit<'_>> {
+        // What is away is put off for longer.
+        let is_slow =
+            |endpoint: &Endpoint| endpoint.pace.is_slow() && !matches!(endpoint.breaker.room(), Room::ShutFor(_));
+        if !self.chosen || !groups.iter().any(|(endpoint, _)| is_slow(endpoint)) {
+            return None;
+        }
+        let turn = self.inner.slow.try_acquire().ok();
+        if turn.is_none() {
+            for (endpoint, requests) in groups.extract_if(.., |(endpoint, _)| is_slow(endpoint)) {
+                for request in requests {
+                    results.note(request.place, Err(PublishError::deferred(SLOW, endpoint.pace.put_off()).unasked()));
+                }
+            }
+        }
+        turn
     }
 
     /// Sends at once what may overtake each other, and one after the other what may not.
@@ -344,18 +459,22 @@ impl Webhook {
         let next = || lock(lanes).next();
         while let Some(lane) = next() {
             for mut request in lane {
+                if round.endpoint.pace.is_resting() {
+                    fates.push((request.place, round.put_off(&request, RESTS, round.endpoint.pace.put_off())));
+                    continue;
+                }
                 if place.as_ref().is_none_or(|place| place.taken_at.elapsed() >= TURN) {
                     // First given back: others are before us now.
                     line.leave();
                     drop(place.take());
-                    place = Place::of(round.endpoint, round.until).await;
+                    place = Place::of(round.endpoint, round.wait_until(self.chosen)).await;
                 }
                 let fate = match place {
                     // A place that is free at once is given also to who comes too late.
-                    Some(_) if Instant::now() < round.until => {
+                    Some(_) if Instant::now() < round.until() => {
                         self.one(round, &mut request, &mut line, &mut limit).await
                     }
-                    _ => round.put_off(&request, "the endpoint is slow, and others were first", BUSY),
+                    _ => round.put_off(&request, SLOW, round.endpoint.pace.put_off()),
                 };
                 fates.push((request.place, fate));
             }
@@ -366,7 +485,8 @@ impl Webhook {
 
     /// Sends one, and notes what became of it, unless nobody was there.
     async fn one(&self, round: &Round<'_>, request: &mut Request, line: &mut Line<'_>, limit: &mut Limit) -> Fate {
-        let Inner { options, secrets, endpoints, .. } = &*self.inner;
+        let Inner { options, endpoints, .. } = &*self.inner;
+        let Round { endpoint, secrets, .. } = round;
         // One that found nobody is enough.
         if lock(&round.absence).is_some() {
             return Fate::Untried;
@@ -374,27 +494,48 @@ impl Webhook {
         if endpoints.is_disabled(&request.target.url) {
             return round.put_off(request, GONE, options.gone_pause);
         }
+        let under_way = endpoint.pace.begin();
         let answer = request.send(line, secrets, limit).await;
+        drop(under_way);
         let judged = |result| {
             round.results.note(request.place, result);
             Fate::Answered
         };
         match answer {
             Answer::Judged(result) => {
-                match result.is_ok() {
-                    true => round.endpoint.took(&request.id),
-                    false => round.endpoint.answered(),
+                match &result {
+                    Ok(()) => {
+                        endpoint.took(&request.id);
+                        endpoint.pace.took();
+                    }
+                    Err(error) => {
+                        endpoint.answered();
+                        error.pause().into_iter().for_each(|pause| endpoint.pace.rest(pause));
+                    }
                 }
                 judged(result)
+            }
+            Answer::TooMany(reason, pause) => {
+                endpoint.got_too_many();
+                endpoint.pace.too_many(pause);
+                let pause = endpoint.pace.put_off();
+                let too_long = self.only.is_none() && endpoint.away_for() >= options.patience;
+                judged(Err(match too_long {
+                    true => PublishError::retryable(reason).retry_after(pause),
+                    false => PublishError::deferred(reason, pause),
+                }))
             }
             Answer::Silence(error) => round.in_vain(request, error),
             Answer::Refused(error) => {
                 round.results.note(request.place, Err(error.unasked()));
                 Fate::PutOff
             }
-            Answer::Unavailable(error) => round.in_vain(request, error),
+            Answer::Unavailable(error) => {
+                error.pause().into_iter().for_each(|pause| endpoint.pace.rest(pause));
+                round.in_vain(request, error)
+            }
             Answer::Away(error) => {
-                round.endpoint.is_away(Away::Nobody);
+                endpoint.is_away(Away::Nobody);
                 let reason = in_one_line(&*error);
                 lock(&round.absence).get_or_insert(Absence { away: Away::Nobody, reason, pause: None });
                 Fate::Away
@@ -402,12 +543,26 @@ impl Webhook {
             Answer::Gone => {
                 let host = request.target.url.host_str().unwrap_or_default();
                 warn!(destination = options.name, host, "an endpoint answered 410 and gets nothing any more");
-                round.endpoint.answered();
+                endpoint.answered();
                 endpoints.disable(&request.target.url);
                 judged(Err(PublishError::deferred(GONE, options.gone_pause)))
             }
         }
     }
+}
+
+/// How long a batch sends.
+#[derive(Clone, Copy)]
+struct Spell {
+    until: Instant,
+    until_if_slow: Instant,
+}
+
+/// Whether the host of a URL is for events to say, or a part of it.
+fn is_host_chosen(template: &Template) -> bool {
+    let behind_scheme = template.as_str().split_once("://").map_or("", |(_, rest)| rest);
+    let end_or_place = behind_scheme.find(['/', '?', '#', '\\', '{']);
+    template.begins_with_place() || end_or_place.is_some_and(|at| behind_scheme[at..].starts_with('{'))
 }
 
 /// A URL, and which group of a batch goes to its endpoint.
@@ -439,6 +594,7 @@ impl<'a> Place<'a> {
     async fn of(endpoint: &'a Endpoint, until: Instant) -> Option<Self> {
         let permit = match endpoint.places.try_acquire() {
             Ok(permit) => permit,
+            Err(_) if until <= Instant::now() => return None,
             Err(_) => timeout_at(until, endpoint.places.acquire()).await.ok()?.ok()?,
         };
         Some(Self { _permit: permit, taken_at: Instant::now() })
@@ -446,6 +602,20 @@ impl<'a> Place<'a> {
 }
 
 impl Round<'_> {
+    /// Until when requests are begun.
+    fn until(&self) -> Instant {
+        if self.endpoint.pace.is_slow() { self.until_if_slow } else { self.until }
+    }
+
+    /// Until when a place is waited for. Where events choose the endpoint nobody waits for a slow one, and not long for others.
+    fn wait_until(&self, is_chosen: bool) -> Instant {
+        match is_chosen {
+            true if self.endpoint.pace.is_slow() => Instant::now(),
+            true => self.until.min(Instant::now() + SHORT_SPELL),
+            false => self.until,
+        }
+    }
+
     /// Nobody was asked.
     fn put_off(&self, request: &Request, reason: &str, pause: Duration) -> Fate {
         self.results.note(request.place, Err(PublishError::deferred(reason, pause).unasked()));
@@ -490,10 +660,12 @@ impl Publisher for Webhook {
     async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
         let Inner { options, endpoints, closed, under_way, .. } = &*self.inner;
         let _under_way = under_way.read().await;
-        if closed.load(Ordering::Relaxed) {
-            for place in 0..messages.len() {
-                results.note(place, Err(PublishError::outage("webhooks were closed by this program")));
-            }
+        let why_nothing = match closed.load(Ordering::Relaxed) {
+            true => Some("webhooks were closed by this program"),
+            false => self.refused.then_some(SHARED),
+        };
+        if let Some(reason) = why_nothing {
+            results.note_all(messages.iter().map(|_| Err(PublishError::outage(reason))));
             return;
         }
         let mut groups: Vec<(Arc<Endpoint>, Vec<Request>)> = Vec::new();
@@ -517,11 +689,20 @@ impl Publisher for Webhook {
             }
         }
         groups.retain(|(_, requests)| !requests.is_empty());
-        join_all(groups.into_iter().map(|(endpoint, requests)| self.to_endpoint(endpoint, requests, results))).await;
+        let _turn = self.turn_for_slow(&mut groups, results);
+        let spell = self.spell(results, groups.len());
+        join_all(groups.into_iter().map(|(endpoint, requests)| self.to_endpoint(endpoint, requests, spell, results)))
+            .await;
     }
 
     fn check_address(&self, to: &str) -> Result<(), PublishError> {
-        request::check(to, &self.inner.options)
+        if self.refused {
+            return Err(PublishError::permanent(SHARED));
+        }
+        request::check(to, &self.inner.options)?;
+        // Otherwise its host may be for events to say.
+        let Some(only) = self.only.as_ref().filter(|only| only.secrets.is_none()) else { return Ok(()) };
+        Err(PublishError::permanent(format!("{}: {NO_SECRET}", only.breaker.name())))
     }
 
     /// Nobody is asked, since there is no request without an event. Fails while a URL that is the same for all events is away or

@@ -151,6 +151,20 @@ pub(super) fn is_about_the_producer(code: RDKafkaErrorCode) -> bool {
     matches!(code, Fatal | GaplessGuarantee | OutOfOrderSequenceNumber | PurgeInflight | PurgeQueue)
 }
 
+/// Whether brokers refuse who we are, which waiting does not change.
+pub(super) fn is_about_us(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode::*;
+    matches!(
+        code,
+        Authentication
+            | ClusterAuthorizationFailed
+            | IllegalSASLState
+            | SaslAuthenticationFailed
+            | SecurityDisabled
+            | UnsupportedSASLMechanism
+    )
+}
+
 /// What to do about it, where the user can do something.
 pub(super) fn advice(code: RDKafkaErrorCode) -> &'static str {
     use RDKafkaErrorCode::*;

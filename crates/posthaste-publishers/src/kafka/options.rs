@@ -322,6 +322,9 @@ fn refusal(property: &str) -> Option<&'static str> {
         "message.timeout.ms" | "delivery.timeout.ms" => "set the option delivery_timeout instead",
         "message.max.bytes" => "set the option max_message_bytes instead",
         "bootstrap.servers" | "metadata.broker.list" => "set the option brokers instead",
+        // It would undo them, and send a password to whoever reads along.
+        "security.protocol" => "set the options tls and sasl instead",
+        "sasl.mechanism" | "sasl.mechanisms" => "set the option sasl instead, with its mechanism",
         "transactional.id" => "a producer of transactions shows nothing to readers before it commits",
         "enable.gapless.guarantee" => "one message that is refused would stop all others",
         "delivery.report.only.error" => "every message needs its report",
@@ -501,6 +504,19 @@ mod tests {
         ] {
             let refused = options.config().unwrap_err().to_string();
             assert!(refused.contains(named), "{refused}");
+        }
+    }
+
+    #[test]
+    fn properties_do_not_undo_encryption_and_login() {
+        let options = KafkaOptions::new("127.0.0.1:9092").sasl(Sasl::plain("shop", "secret"));
+        for (property, option) in [
+            ("security.protocol", "options tls and sasl"),
+            ("sasl.mechanism", "option sasl"),
+            ("sasl.mechanisms", "option sasl"),
+        ] {
+            let refused = options.clone().property(property, "plaintext").config().unwrap_err().to_string();
+            assert!(refused.contains(property) && refused.contains(option), "{refused}");
         }
     }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rumqttc::{
-    AsyncClient, ConnAck, ConnectionError, DisconnectReasonCode, Event, Packet, StateError, default_socket_connect,
+    AsyncClient, ConnAck, ConnectReturnCode, ConnectionError, DisconnectReasonCode, Event, Packet, StateError,
+    default_socket_connect,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -42,6 +43,10 @@ impl Connection {
     ) -> Result<Self, PublishError> {
         let shown = address::shown(&options.url);
         let failed = |reason: String| PublishError::outage(format!("cannot connect to {shown}: {reason}"));
+        let refused = |reason: String, is_ours: bool| match is_ours {
+            true => PublishError::permanent(format!("cannot connect to {shown}: {reason}; check user and password")),
+            false => failed(reason),
+        };
         let (parting, mut client_options) = (Reason::default(), client_options.clone());
         let told_by = Arc::clone(&parting);
         client_options.set_socket_connector(move |host, network| {
@@ -50,7 +55,7 @@ impl Connection {
         });
         let (client, mut events) =
             AsyncClient::builder(client_options).try_build().map_err(|error| failed(error.to_string()))?;
-        let (tell, told) = oneshot::channel::<Result<ConnAck, String>>();
+        let (tell, told) = oneshot::channel::<Result<ConnAck, (String, bool)>>();
         let part = Arc::clone(&parting);
         let name = options.name.clone();
         let driver = tokio::spawn(async move {
@@ -70,7 +75,7 @@ impl Connection {
                             let _ = part.set(*reason_code);
                         }
                         match tell.take() {
-                            Some(tell) => drop(tell.send(Err(error.to_string()))),
+                            Some(tell) => drop(tell.send(Err((error.to_string(), is_of_us(&error))))),
                             None => tracing::debug!(destination = name, %error, "connection ended"),
                         }
                         return;
@@ -81,7 +86,7 @@ impl Connection {
         let mut connection = Self { client, max_packet: None, parting, driver };
         let limit = options.connect_timeout;
         let accepted = match timeout(limit, told).await {
-            Ok(Ok(accepted)) => accepted.map_err(failed)?,
+            Ok(Ok(accepted)) => accepted.map_err(|(reason, is_ours)| refused(reason, is_ours))?,
             Ok(Err(_)) => return Err(failed("the connection ended".to_owned())),
             Err(_) => return Err(failed(format!("no answer within {limit:?}"))),
         };
@@ -118,4 +123,21 @@ impl Connection {
         self.client.disconnect().await.ok();
         self.ended().await;
     }
+}
+
+/// Whether the broker refuses who we are, which waiting does not change.
+fn is_of_us(error: &ConnectionError) -> bool {
+    use ConnectReturnCode as Code;
+    let ConnectionError::ConnectionRefused(code) = error else { return false };
+    matches!(
+        code,
+        Code::BadUserNamePassword
+            | Code::NotAuthorized
+            | Code::Banned
+            | Code::BadAuthenticationMethod
+            | Code::BadClientId
+            | Code::ClientIdentifierNotValid
+            | Code::RefusedProtocolVersion
+            | Code::UnsupportedProtocolVersion
+    )
 }

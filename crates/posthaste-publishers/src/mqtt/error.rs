@@ -123,6 +123,25 @@ pub(super) fn judged(to: &str, result: &PublishResult, require_subscriber: bool)
     })
 }
 
+/// Whether topics may begin with `$`. Behind it brokers have what is theirs, such as `$CONTROL/dynamic-security/v1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dollar {
+    Allowed,
+    /// It would be for events to say.
+    Refused,
+}
+
+impl Dollar {
+    pub(super) fn refusal(self, to: &str) -> Option<String> {
+        (self == Self::Refused && to.starts_with('$')).then(|| {
+            format!(
+                "{to:?} begins with a $, behind which brokers have what is theirs, and events may not choose it; if it is meant, \
+                 begin the template with it"
+            )
+        })
+    }
+}
+
 pub(super) fn no_topic(text: &str) -> String {
     format!("{text:?} is no topic to publish to: text without wildcards and control characters")
 }

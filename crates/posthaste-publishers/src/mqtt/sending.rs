@@ -7,13 +7,14 @@ use tokio::time::timeout;
 
 use super::MqttOptions;
 use super::connection::Connection;
-use super::error::{End, Trouble, judged, no_topic, unfit};
+use super::error::{Dollar, End, Trouble, judged, no_topic, unfit};
 use crate::publisher::{Message, PublishError};
 
 /// Sends the messages, all at once, and gives a result for each. Each that the broker has is told of at once.
 pub(super) async fn send(
     connection: &Connection,
     options: &MqttOptions,
+    dollar: Dollar,
     messages: &[Message],
     stored: &(impl Fn(usize) + Sync),
 ) -> Vec<Result<(), Trouble>> {
@@ -24,7 +25,7 @@ pub(super) async fn send(
         sent.push(if behind {
             Err(Trouble::Over(End::Unsent))
         } else {
-            handed_over(connection, options, message).await
+            handed_over(connection, options, dollar, message).await
         });
     }
     let (mut results, mut over) = (Vec::with_capacity(messages.len()), None);
@@ -47,9 +48,13 @@ pub(super) async fn send(
 async fn handed_over(
     connection: &Connection,
     options: &MqttOptions,
+    dollar: Dollar,
     message: &Message,
 ) -> Result<PublishNotice, Trouble> {
     let permanent = |why: String| Err(Trouble::Told(PublishError::permanent(why).unasked()));
+    if let Some(why) = dollar.refusal(&message.to) {
+        return permanent(why);
+    }
     if let Some(why) = unfit(message, options.max_payload, connection.max_packet) {
         return permanent(why);
     }

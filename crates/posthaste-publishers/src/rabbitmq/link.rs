@@ -1,5 +1,6 @@
 //! The connection to a broker, made anew when it is lost.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +18,11 @@ use crate::publisher::PublishError;
 
 /// How many channels that nobody uses are kept open.
 const IDLE_CHANNELS: usize = 8;
+
+/// What AMQP calls refusals.
+const ACCESS_REFUSED: u16 = 403;
+const PRECONDITION_FAILED: u16 = 406;
+const NOT_ALLOWED: u16 = 530;
 
 /// How long closing may take.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -64,12 +70,16 @@ impl Link {
         if options.app_id.as_ref().is_some_and(|id| ShortString::try_new(id.as_str()).is_err()) {
             return Err(PublishError::permanent("app_id has more than 255 bytes, which AMQP has no room for"));
         }
+        if let Some(path) = &options.ca_file {
+            authorities(path).map_err(PublishError::permanent)?;
+        }
         let seconds = options.heartbeat.as_secs().clamp(1, 3600);
         address.query.heartbeat.get_or_insert(u16::try_from(seconds).unwrap_or(u16::MAX));
         Ok(Self { options, address, state: sync::Mutex::new(State::Apart(None)) })
     }
 
-    /// The connection; a new one, if there was none or it is lost. What keeps it from being made is an outage.
+    /// The connection; a new one, if there was none or it is lost. What keeps it from being made is an outage, or permanent where
+    /// the broker refuses us or what we declare.
     pub(super) async fn line(&self) -> Result<Arc<Line>, PublishError> {
         let asked_at = Instant::now();
         let mut state = self.state.lock().await;
@@ -83,31 +93,26 @@ impl Link {
             State::Together(_) | State::Apart(_) => *state = State::Apart(None),
         }
         let limit = self.options.connect_timeout;
-        let reason = match timeout(limit, self.connect()).await {
+        let error = match timeout(limit, self.connect()).await {
             Ok(Ok(connection)) => {
                 let line = Arc::new(Line { connection, idle: Mutex::default() });
                 debug!(destination = self.options.name, "connected to RabbitMQ");
                 *state = State::Together(Arc::clone(&line));
                 return Ok(line);
             }
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("RabbitMQ did not answer within {limit:?}"),
+            Ok(Err(error)) => error,
+            Err(_) => PublishError::outage(format!("RabbitMQ did not answer within {limit:?}")),
         };
-        *state = State::Apart(Some((Instant::now(), reason.clone())));
-        Err(PublishError::outage(reason))
+        *state = State::Apart(Some((Instant::now(), error.to_string())));
+        Err(error)
     }
 
-    async fn connect(&self) -> Result<Connection, Box<dyn std::error::Error + Send + Sync>> {
-        let cert_chain = match &self.options.ca_file {
-            Some(path) => {
-                let read = std::fs::read_to_string(path);
-                Some(read.map_err(|error| format!("cannot read the authorities in {}: {error}", path.display()))?)
-            }
-            None => None,
-        };
+    async fn connect(&self) -> Result<Connection, PublishError> {
+        let cert_chain = self.options.ca_file.as_deref().map(authorities).transpose().map_err(PublishError::outage)?;
         let tls = OwnedTLSConfig { identity: None, cert_chain };
         let properties = ConnectionProperties::default().with_connection_name(self.options.name.as_str().into());
-        let (runtime, limit) = (lapin::runtime::default_runtime()?, self.options.connect_timeout);
+        let runtime = lapin::runtime::default_runtime().map_err(PublishError::outage)?;
+        let limit = self.options.connect_timeout;
         // The client waits in a thread of its own, which would stay for as long as the system tries.
         let connection = Connection::connector(
             self.address.clone(),
@@ -123,37 +128,42 @@ impl Link {
             },
             properties,
         )
-        .await?;
+        .await
+        .map_err(|error| unwelcome(&error, error.to_string()))?;
         self.declare(&connection).await?;
         Ok(connection)
     }
 
-    async fn declare(&self, connection: &Connection) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    async fn declare(&self, connection: &Connection) -> Result<(), PublishError> {
         let RabbitOptions { exchanges, queues, bindings, declaring, .. } = &self.options;
         if !declaring || (exchanges.is_empty() && queues.is_empty() && bindings.is_empty()) {
             return Ok(());
         }
-        let channel = connection.create_channel().await?;
+        let channel = connection.create_channel().await.map_err(|error| unwelcome(&error, error.to_string()))?;
+        let name = |text: &str| ShortString::try_new(text).map_err(PublishError::permanent);
         for exchange in exchanges {
-            let (name, arguments) = (ShortString::try_new(&*exchange.name)?, table(&exchange.arguments)?);
+            let arguments = table(&exchange.arguments).map_err(PublishError::permanent)?;
             let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-            let declared = channel.exchange_declare(name, exchange.kind.into(), durable, arguments).await;
-            declared.map_err(|error| format!("cannot declare the exchange {:?}: {error}", exchange.name))?;
+            let declared =
+                channel.exchange_declare(name(&exchange.name)?, exchange.kind.into(), durable, arguments).await;
+            declared.map_err(|error| {
+                unwelcome(&error, format!("cannot declare the exchange {:?}: {error}", exchange.name))
+            })?;
         }
         for queue in queues {
-            let (name, arguments) = (ShortString::try_new(&*queue.name)?, table(&queue.arguments)?);
+            let arguments = table(&queue.arguments).map_err(PublishError::permanent)?;
             let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-            let declared = channel.queue_declare(name, durable, arguments).await;
-            declared.map_err(|error| format!("cannot declare the queue {:?}: {error}", queue.name))?;
+            let declared = channel.queue_declare(name(&queue.name)?, durable, arguments).await;
+            declared
+                .map_err(|error| unwelcome(&error, format!("cannot declare the queue {:?}: {error}", queue.name)))?;
         }
         for binding in bindings {
-            let queue = ShortString::try_new(&*binding.queue)?;
-            let exchange = ShortString::try_new(&*binding.exchange)?;
-            let key = ShortString::try_new(&*binding.routing_key)?;
+            let (queue, exchange, key) = (name(&binding.queue)?, name(&binding.exchange)?, name(&binding.routing_key)?);
             let bound =
                 channel.queue_bind(queue, exchange, key, QueueBindOptions::default(), FieldTable::default()).await;
             bound.map_err(|error| {
-                format!("cannot bind the queue {:?} to the exchange {:?}: {error}", binding.queue, binding.exchange)
+                let (queue, exchange) = (&binding.queue, &binding.exchange);
+                unwelcome(&error, format!("cannot bind the queue {queue:?} to the exchange {exchange:?}: {error}"))
             })?;
         }
         Ok(())
@@ -252,6 +262,23 @@ impl Line {
     }
 }
 
+/// Why there is no connection: the broker refuses who we are or what we declare, or it is away.
+fn unwelcome(error: &lapin::Error, reason: String) -> PublishError {
+    let lapin::ErrorKind::ProtocolError(said) = error.kind() else { return PublishError::outage(reason) };
+    let text = said.get_message().as_str();
+    let is_of_us = match said.get_id() {
+        ACCESS_REFUSED | PRECONDITION_FAILED => true,
+        // No such virtual host, or not for us. It says the same when there are too many connections, or it is just starting.
+        NOT_ALLOWED => !text.contains("limit") && !text.contains("down"),
+        _ => false,
+    };
+    if is_of_us { PublishError::permanent(reason) } else { PublishError::outage(reason) }
+}
+
+fn authorities(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("cannot read the authorities in {}: {error}", path.display()))
+}
+
 /// What is between the brackets of an address.
 fn ipv6(url: &str) -> Option<&str> {
     let authority = url.split_once("://")?.1.split(['/', '?']).next()?;
@@ -270,6 +297,14 @@ mod tests {
         assert_eq!(host("amqp://[::1]"), "::1");
         assert_eq!(host("amqp://10.0.0.7/%2f"), "10.0.0.7");
         assert_eq!(host("amqp://u:a%5B@broker.example?heartbeat=5"), "broker.example");
+    }
+
+    #[test]
+    fn authorities_that_cannot_be_read_are_said_at_once() {
+        if cfg!(feature = "rabbitmq-tls") {
+            let refused = Link::new(RabbitOptions::new("amqps://host").ca_file("/nowhere/ca.pem")).err().unwrap();
+            assert!(refused.to_string().contains("/nowhere/ca.pem"), "{refused}");
+        }
     }
 
     #[test]

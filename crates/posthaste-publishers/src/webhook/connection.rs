@@ -1,5 +1,6 @@
 //! Connections to an endpoint. Who sends over one also drives it.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -29,6 +30,9 @@ use crate::tls;
 
 /// How long a connection is kept that nobody uses.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// How many connections that nobody uses are kept, to all endpoints together: there may be thousands of these.
+const MOST_IDLE: usize = 256;
 
 /// How often it is looked which of them are to be closed.
 const LOOK: Duration = Duration::from_secs(10);
@@ -70,7 +74,7 @@ impl Connector {
         let connecting = async {
             poll_fn(|context| https.poll_ready(context)).await?;
             let (sender, driver) = http1::handshake(https.call(to.clone()).await?).await?;
-            Ok(Connection { sender, driver: Some(Box::new(driver)), idle_since: Instant::now() })
+            Ok(Connection { sender, driver: Some(Box::new(driver)), idle_since: Instant::now(), ticket: 0 })
         };
         let too_late = |_| format!("nobody has answered within {:?}", self.time_limit);
         timeout(self.time_limit, connecting).await.map_err(too_late)?
@@ -118,6 +122,8 @@ pub(super) struct Connection {
     /// Taken when it has ended. Large, and handed on with every request.
     driver: Option<Box<Driver>>,
     idle_since: Instant,
+    /// What it is known by while nobody uses it.
+    ticket: u64,
 }
 
 /// Why there is no answer.
@@ -244,8 +250,10 @@ async fn drive<T>(driver: &mut Option<Box<Driver>>, awaited: impl Future<Output 
 }
 
 /// Connections to one endpoint that nobody uses just now.
-#[derive(Clone, Default)]
-pub(super) struct Idle(Arc<Mutex<Kept>>);
+pub(super) struct Idle {
+    kept: Arc<Mutex<Kept>>,
+    everywhere: Arc<IdleEverywhere>,
+}
 
 #[derive(Default)]
 struct Kept {
@@ -255,11 +263,56 @@ struct Kept {
     closer: Option<AbortHandle>,
 }
 
+/// Which connections nobody uses, to all endpoints. Whoever has the lock of an endpoint's may ask, and not the other way round.
+#[derive(Default)]
+pub(super) struct IdleEverywhere(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    last: u64,
+    /// By ticket, so that the first is the one that nobody has used for the longest time.
+    kept_by: BTreeMap<u64, Weak<Mutex<Kept>>>,
+}
+
+impl IdleEverywhere {
+    /// Notes one more, kept there. Closes those that are too many.
+    fn add(&self, kept: &Arc<Mutex<Kept>>) -> u64 {
+        let mut known = lock(&self.0);
+        known.last += 1;
+        let ticket = known.last;
+        known.kept_by.insert(ticket, Arc::downgrade(kept));
+        let too_many = known.kept_by.len().saturating_sub(MOST_IDLE);
+        let oldest: Vec<_> = (0..too_many).filter_map(|_| known.kept_by.pop_first()).collect();
+        drop(known);
+        for (ticket, kept) in oldest {
+            if let Some(kept) = kept.upgrade() {
+                let closed = lock(&kept).connections.extract_if(.., |connection| connection.ticket == ticket).next();
+                // Not under the lock.
+                drop(closed);
+            }
+        }
+        ticket
+    }
+
+    fn remove(&self, ticket: u64) {
+        lock(&self.0).kept_by.remove(&ticket);
+    }
+
+    fn has(&self, ticket: u64) -> bool {
+        lock(&self.0).kept_by.contains_key(&ticket)
+    }
+}
+
 impl Idle {
+    pub(super) fn new(everywhere: &Arc<IdleEverywhere>) -> Self {
+        Self { kept: Arc::default(), everywhere: Arc::clone(everywhere) }
+    }
+
     /// One that can be used. Those that the other end has left are closed.
     pub(super) async fn take(&self) -> Option<Connection> {
         loop {
-            let mut connection = lock(&self.0).connections.pop()?;
+            let mut connection = lock(&self.kept).connections.pop()?;
+            self.everywhere.remove(connection.ticket);
             connection.look().await;
             if connection.is_ready() && connection.idle_since.elapsed() < IDLE {
                 return Some(connection);
@@ -273,16 +326,18 @@ impl Idle {
             return;
         }
         connection.idle_since = Instant::now();
-        let mut kept = lock(&self.0);
+        connection.ticket = self.everywhere.add(&self.kept);
+        let mut kept = lock(&self.kept);
         kept.connections.push(connection);
         if kept.closer.as_ref().is_none_or(AbortHandle::is_finished) {
-            kept.closer = Some(tokio::spawn(close_unused(Arc::downgrade(&self.0))).abort_handle());
+            let closing = close_unused(Arc::downgrade(&self.kept), Arc::clone(&self.everywhere));
+            kept.closer = Some(tokio::spawn(closing).abort_handle());
         }
     }
 }
 
 /// Closes connections that nobody uses, or that the other end has left, until there are none.
-async fn close_unused(idle: Weak<Mutex<Kept>>) {
+async fn close_unused(idle: Weak<Mutex<Kept>>, everywhere: Arc<IdleEverywhere>) {
     loop {
         sleep(LOOK).await;
         let Some(idle) = idle.upgrade() else { return };
@@ -290,8 +345,12 @@ async fn close_unused(idle: Weak<Mutex<Kept>>) {
         for connection in &mut known {
             connection.look().await;
         }
-        known.retain(|connection| connection.is_ready() && connection.idle_since.elapsed() < IDLE);
+        let (mut known, closed): (Vec<_>, Vec<_>) =
+            known.into_iter().partition(|connection| connection.is_ready() && connection.idle_since.elapsed() < IDLE);
+        closed.iter().for_each(|connection| everywhere.remove(connection.ticket));
         let mut kept = lock(&idle);
+        // Some may have been too many while they were looked at.
+        known.retain(|connection| everywhere.has(connection.ticket));
         // Those that came meanwhile were used last.
         known.append(&mut kept.connections);
         kept.connections = known;

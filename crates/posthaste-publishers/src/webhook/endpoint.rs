@@ -10,7 +10,9 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use url::Url;
 
-use super::connection::Idle;
+use super::connection::{Idle, IdleEverywhere};
+use super::pace::Pace;
+use super::signature::{Secret, Signing};
 use crate::breaker::{Breaker, BreakerState};
 
 /// How many are remembered.
@@ -38,6 +40,9 @@ pub(super) struct Endpoint {
     pub(super) places: Semaphore,
     /// No more of them than places.
     pub(super) idle: Idle,
+    pub(super) pace: Pace,
+    /// What requests are signed with; nothing if they are to be signed, and there is no secret for it.
+    pub(super) secrets: Option<Arc<[Secret]>>,
     /// When it was asked for last, counted in such questions.
     used: AtomicU64,
     /// It has a URL that is the same for all events.
@@ -63,6 +68,8 @@ pub(super) enum Away {
     Nobody,
     /// Somebody is, and has no answer for anybody.
     InVain,
+    /// Somebody is, and says to everybody that there are too many.
+    TooMany,
 }
 
 /// What it means that an event asked in vain.
@@ -90,6 +97,12 @@ impl Endpoint {
         health.away_since = None;
         health.in_vain.clear();
         health.blamed.retain(|(blamed, _)| blamed != event);
+    }
+
+    /// It has answered that it gets too many requests, which is nobody's fault.
+    pub(super) fn got_too_many(&self) {
+        lock(&self.health).in_vain.clear();
+        self.is_away(Away::TooMany);
     }
 
     /// It is away, in that way.
@@ -148,6 +161,8 @@ impl Endpoint {
 pub(super) struct Endpoints {
     name: String,
     concurrency: usize,
+    signing: Signing,
+    idle: Arc<IdleEverywhere>,
     asked: AtomicU64,
     by_origin: Mutex<HashMap<String, Arc<Endpoint>>>,
     /// URLs that are the same for all events.
@@ -157,10 +172,15 @@ pub(super) struct Endpoints {
 }
 
 impl Endpoints {
-    pub(super) fn new(name: &str, concurrency: usize) -> Self {
+    pub(super) fn new(name: &str, concurrency: usize, signing: Signing) -> Self {
         let (name, concurrency) = (name.to_owned(), concurrency.clamp(1, Semaphore::MAX_PERMITS));
-        let (by_origin, fixed, gone) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { name, concurrency, asked: AtomicU64::new(0), by_origin, fixed, gone }
+        let (by_origin, fixed, gone, idle) = <(Mutex<_>, Mutex<_>, Mutex<_>, Arc<_>)>::default();
+        Self { name, concurrency, signing, idle, asked: AtomicU64::new(0), by_origin, fixed, gone }
+    }
+
+    /// How requests are signed.
+    pub(super) fn signing(&self) -> &Signing {
+        &self.signing
     }
 
     /// The endpoint of a URL.
@@ -176,7 +196,9 @@ impl Endpoints {
             Arc::new(Endpoint {
                 breaker,
                 places: Semaphore::new(self.concurrency),
-                idle: Idle::default(),
+                idle: Idle::new(&self.idle),
+                pace: Pace::default(),
+                secrets: self.signing.of(origin),
                 used: AtomicU64::new(asked),
                 fixed: AtomicBool::new(false),
                 health: Mutex::default(),
@@ -254,7 +276,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::WebhookOptions;
     use super::*;
+
+    fn endpoints() -> Endpoints {
+        Endpoints::new("webhook", 1, Signing::new(&WebhookOptions::unsigned()).unwrap())
+    }
 
     fn url(host: usize) -> Url {
         format!("https://host-{host}.example/").parse().unwrap()
@@ -262,7 +289,7 @@ mod tests {
 
     #[test]
     fn hosts_that_are_away_do_not_pile_up() {
-        let endpoints = Endpoints::new("webhook", 1);
+        let endpoints = endpoints();
         let held = endpoints.of(&url(0));
         endpoints.fix(&url(1));
         for host in 2..3 * MOST {
@@ -277,7 +304,7 @@ mod tests {
 
     #[test]
     fn one_event_does_not_make_it_unavailable_to_others() {
-        let endpoint = Endpoints::new("webhook", 1).of(&url(0));
+        let endpoint = endpoints().of(&url(0));
         let [poison, other] = [EventId::generate(), EventId::generate()];
         for _ in 0..20 {
             assert_eq!((endpoint.in_vain(&poison), endpoint.in_vain(&other)), (Vain::Alone, Vain::Alone));
@@ -304,7 +331,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn how_long_it_is_away_begins_anew_when_somebody_was_there() {
-        let (endpoint, hour) = (Endpoints::new("webhook", 1).of(&url(0)), Duration::from_secs(3600));
+        let (endpoint, hour) = (endpoints().of(&url(0)), Duration::from_secs(3600));
         let event = EventId::generate();
         for meanwhile in [None, Some(&event)] {
             endpoint.is_away(Away::Nobody);

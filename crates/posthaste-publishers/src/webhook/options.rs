@@ -1,5 +1,6 @@
 //! How to send webhooks.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +21,12 @@ use serde::Deserialize;
 pub struct WebhookOptions {
     #[serde(default)]
     pub(super) secrets: Vec<String>,
+    #[serde(default)]
+    pub(super) secrets_for: BTreeMap<String, Vec<String>>,
+    #[serde(default)]
+    pub(super) derive_secrets: bool,
+    #[serde(default)]
+    pub(super) allow_shared_secret: bool,
     #[serde(default)]
     unsigned: bool,
     #[serde(default = "default_name")]
@@ -79,6 +86,9 @@ impl WebhookOptions {
     pub fn unsigned() -> Self {
         Self {
             secrets: Vec::new(),
+            secrets_for: BTreeMap::new(),
+            derive_secrets: false,
+            allow_shared_secret: false,
             unsigned: true,
             name: default_name(),
             time_limit: time_limit(),
@@ -98,6 +108,36 @@ impl WebhookOptions {
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secrets.push(secret.into());
         self.unsigned = false;
+        self
+    }
+
+    /// Signs what goes to one endpoint with this secret, and with no other but those that are given here for the same one. It is
+    /// known by its scheme, its host and, if that is not the usual one, its port: `https://partner.example`. In a file these are
+    /// lists: `secrets_for = { "https://partner.example" = ["whsec_…"] }`.
+    ///
+    /// What goes to endpoints that have none here is signed with the secrets of all; if there are none, it is not sent.
+    #[must_use]
+    pub fn secret_for(mut self, origin: impl Into<String>, secret: impl Into<String>) -> Self {
+        self.secrets_for.entry(origin.into()).or_default().push(secret.into());
+        self.unsigned = false;
+        self
+    }
+
+    /// Sets whether each endpoint has a secret of its own that is made of the secrets of all: the HMAC-SHA256 of its scheme, host
+    /// and port, with such a secret as the key. Default false. What to tell a receiver is said by
+    /// [`Webhook::secrets_of`](super::Webhook::secrets_of); the secrets that are given here are told to nobody then.
+    #[must_use]
+    pub fn derive_secrets(mut self, derive: bool) -> Self {
+        self.derive_secrets = derive;
+        self
+    }
+
+    /// Sets whether the same secret may sign what goes to endpoints that events choose. Default false: whoever receives such a
+    /// webhook knows the secret of all others, and could send them whatever he likes in your name. Right where all of them are in
+    /// one hand.
+    #[must_use]
+    pub fn allow_shared_secret(mut self, allow: bool) -> Self {
+        self.allow_shared_secret = allow;
         self
     }
 
@@ -174,13 +214,23 @@ impl WebhookOptions {
         self
     }
 
+    /// Whether webhooks have signatures.
+    pub(super) fn is_signed(&self) -> bool {
+        !self.secrets.is_empty() || !self.secrets_for.is_empty()
+    }
+
     /// Whether webhooks are signed, or are meant not to be.
     pub(super) fn check(&self) -> Result<(), &'static str> {
-        match (self.secrets.is_empty(), self.unsigned) {
-            (true, false) => {
+        match (self.secrets.is_empty(), self.secrets_for.is_empty(), self.unsigned) {
+            (true, true, false) => {
                 Err("webhooks have no secret to be signed with; give one in secrets, or say unsigned = true")
             }
-            (false, true) => Err("webhooks have secrets and unsigned = true; leave one of them out"),
+            (false, _, true) | (_, false, true) => {
+                Err("webhooks have secrets and unsigned = true; leave one of them out")
+            }
+            (true, ..) if self.derive_secrets => {
+                Err("derive_secrets makes the secret of each endpoint of those in secrets, and there is none; give one")
+            }
             _ => Ok(()),
         }
     }
@@ -189,7 +239,11 @@ impl WebhookOptions {
 impl fmt::Debug for WebhookOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("WebhookOptions");
-        debug.field("secrets", &self.secrets.len()).field("name", &self.name).field("time_limit", &self.time_limit);
+        debug.field("secrets", &self.secrets.len()).field("secrets_for", &self.secrets_for.keys());
+        debug
+            .field("derive_secrets", &self.derive_secrets)
+            .field("name", &self.name)
+            .field("time_limit", &self.time_limit);
         debug.field("concurrency", &self.concurrency).field("allow_private_addresses", &self.allow_private_addresses);
         debug.field("allow_http", &self.allow_http).finish_non_exhaustive()
     }

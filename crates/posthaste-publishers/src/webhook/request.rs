@@ -25,6 +25,7 @@ use super::in_one_line;
 use super::options::WebhookOptions;
 use super::signature::{Secret, sign};
 use crate::address::brief;
+use crate::envelope::percent_encoded;
 use crate::message::Text;
 use crate::publisher::{Message, PublishError};
 
@@ -123,6 +124,8 @@ pub(super) struct Request {
     /// What has to stay in order.
     pub(super) key: Option<Text>,
     pub(super) id: EventId,
+    /// The id as it is sent, which is what is signed.
+    webhook_id: HeaderValue,
     headers: HeaderMap,
     body: Bytes,
 }
@@ -136,7 +139,7 @@ impl Request {
         options: &WebhookOptions,
     ) -> Result<Self, PublishError> {
         let id = message.id;
-        if !options.secrets.is_empty() && id.as_str().contains('.') {
+        if options.is_signed() && id.as_str().contains('.') {
             // The signature is of id, timestamp and body with a full stop between.
             return Err(PublishError::permanent(
                 "an event whose id has a full stop in it cannot be signed as a webhook",
@@ -151,8 +154,14 @@ impl Request {
                 headers.append(header_name(lasting)?, value);
             }
         }
-        headers.insert(CONTENT_TYPE, header_value("content-type", message.content_type.into_owned())?);
-        headers.insert(WEBHOOK_ID, header_value("webhook-id", id.as_str().to_owned())?);
+        let content_type = match message.content_type {
+            // Nearly always, and it needs no memory.
+            Cow::Borrowed(text) if is_printable(text) => HeaderValue::from_static(text),
+            text => header_value("content-type", text.into_owned())?,
+        };
+        headers.insert(CONTENT_TYPE, content_type);
+        let webhook_id = header_value("webhook-id", fit_id(id.as_str()).into_owned())?;
+        headers.insert(WEBHOOK_ID, webhook_id.clone());
         if message.body.is_empty() {
             // Some servers refuse a request that does not say so.
             headers.insert(CONTENT_LENGTH, HeaderValue::from(0));
@@ -163,7 +172,7 @@ impl Request {
         if let Some(authorization) = &target.authorization {
             headers.entry(AUTHORIZATION).or_insert_with(|| authorization.clone());
         }
-        Ok(Self { place, target, key: message.key, id, headers, body: message.body.into_bytes() })
+        Ok(Self { place, target, key: message.key, id, webhook_id, headers, body: message.body.into_bytes() })
     }
 
     /// Sends it, once. Each attempt has a time and a signature of its own.
@@ -173,8 +182,8 @@ impl Request {
         let mut headers = std::mem::take(&mut self.headers);
         headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(now));
         if !secrets.is_empty() {
-            let signature =
-                HeaderValue::try_from(sign(secrets, self.id.as_str(), now, &self.body)).expect("it is base64");
+            let id = self.webhook_id.to_str().expect("it is printable");
+            let signature = HeaderValue::try_from(sign(secrets, id, now, &self.body)).expect("it is base64");
             headers.insert(WEBHOOK_SIGNATURE, signature);
         }
         let mut request = hyper::Request::new(Full::new(self.body.clone()));
@@ -203,6 +212,8 @@ pub(super) enum Answer {
     Judged(Result<(), PublishError>),
     /// It takes nothing just now, says the other end, or somebody before it.
     Unavailable(PublishError),
+    /// It gets too many, says the other end, and perhaps for how long it wants none.
+    TooMany(String, Option<Duration>),
     /// Somebody was there, and gave no answer.
     Silence(PublishError),
     /// Nothing may be sent there.
@@ -251,6 +262,18 @@ pub(super) fn check(to: &str, options: &WebhookOptions) -> Result<(), PublishErr
 /// The option, or where the name leads, can be changed.
 pub(super) fn private(refused: NotPublic) -> PublishError {
     PublishError::retryable(refused)
+}
+
+/// The id of an event as a header: of what is not ASCII receivers would read something else than was signed.
+fn fit_id(id: &str) -> Cow<'_, str> {
+    match is_printable(id) && id.trim_matches(' ').len() == id.len() {
+        true => Cow::Borrowed(id),
+        false => Cow::Owned(percent_encoded(id, |c| c.is_ascii_graphic() && c != '"' && c != '%')),
+    }
+}
+
+fn is_printable(text: &str) -> bool {
+    text.bytes().all(|sign| sign == b' ' || sign.is_ascii_graphic())
 }
 
 /// What lives for ever is `Ok`.
@@ -354,9 +377,8 @@ async fn judge(
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
             return Answer::Unavailable(later(PublishError::retryable(text)));
         }
-        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
-            PublishError::retryable(text)
-        }
+        StatusCode::TOO_MANY_REQUESTS => return Answer::TooMany(text, pause),
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY => PublishError::retryable(text),
         _ if status.is_client_error() => PublishError::permanent(text),
         // Redirects as well: nothing is sent to where nobody has looked, but the URL can be put right.
         _ => PublishError::retryable(text),
@@ -399,6 +421,19 @@ mod tests {
         assert!(pause > Duration::from_secs(85) && pause <= Duration::from_secs(90), "{pause:?} until {date}");
         assert_eq!(retry_after("soon"), None);
         assert_eq!(retry_after("-5"), None);
+    }
+
+    #[test]
+    fn an_id_is_sent_in_ascii() {
+        for (id, sent) in [
+            ("order-1", "order-1"),
+            ("50% of 1", "50% of 1"),
+            ("größe%", "gr%C3%B6%C3%9Fe%25"),
+            (" x", "%20x"),
+            ("a\tb", "a%09b"),
+        ] {
+            assert_eq!(fit_id(id), sent);
+        }
     }
 
     #[test]

@@ -6,12 +6,15 @@
 
 use std::fmt::Write;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use posthaste_core::EventBuilder;
 use posthaste_core::listener::Path as Way;
 use posthaste_core::time::Timestamp;
-use posthaste_core::{Delivery, Event};
-use posthaste_publishers::{Binding, CloudEvents, Debezium, Envelope, EnvelopeError};
+use posthaste_core::{Delivery, Event, MemoryStore, Outbox};
+use posthaste_publishers::{
+    Binding, Breaker, CloudEvents, Debezium, Destination, Envelope, EnvelopeError, Message, PublishError, Publisher,
+};
 
 const BINDINGS: [(&str, Binding); 6] = [
     ("Kafka", Binding::Kafka),
@@ -148,9 +151,58 @@ fn cloud_events_in_structured_mode_are_as_kept() {
     );
 }
 
-#[test]
-fn events_as_of_debezium_are_as_kept() {
+/// Takes whatever a destination sends to Kafka.
+#[derive(Clone, Default)]
+struct Catcher(Arc<Mutex<Vec<Message>>>);
+
+impl Publisher for Catcher {
+    const BINDING: Binding = Binding::Kafka;
+
+    fn name(&self) -> &str {
+        "catcher"
+    }
+
+    async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
+        let results = messages.iter().map(|_| Ok(())).collect();
+        self.0.lock().unwrap().extend(messages);
+        results
+    }
+
+    async fn check(&self) -> Result<(), PublishError> {
+        Ok(())
+    }
+
+    async fn close(&self) {}
+}
+
+/// Where events go that are sent as the guide says, and with which key.
+async fn as_of_debezium(events: &[(&str, Delivery)]) -> Vec<Message> {
+    let catcher = Catcher::default();
+    let to = "outbox.event.{aggregate_type}";
+    let destination = Destination::new(Arc::new(catcher.clone()), Breaker::new("catcher"), to);
+    let destination = destination.envelope(Envelope::Debezium(Debezium::new()));
+    let outbox = Outbox::builder(MemoryStore::new()).listen_all(destination).start().await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    tx.write_all(events.iter().map(|(_, delivery)| Event::clone(delivery))).await.unwrap();
+    tx.commit().await.unwrap();
+    outbox.shutdown().await;
+    catcher.0.lock().unwrap().clone()
+}
+
+#[tokio::test]
+async fn events_as_of_debezium_are_as_kept() {
     let mut book = Book::default();
+    let (events_in_order, sent) = (events(), as_of_debezium(&events()).await);
+    for (title, event) in &events_in_order {
+        writeln!(book.0, "# {title} to Kafka").unwrap();
+        match sent.iter().find(|message| message.id == *event.id()) {
+            Some(Message { to, key, .. }) => {
+                let (to, key) = (&**to, key.as_ref().map_or("(none)", |key| &**key));
+                writeln!(book.0, "[topic]: {to}\n[key]: {key}\n").unwrap();
+            }
+            None => writeln!(book.0, "(nowhere)\n").unwrap(),
+        }
+    }
     for envelope in [Debezium::new(), Debezium::new().event_type_header("eventType")].map(Envelope::Debezium) {
         for (title, event) in &events() {
             book.write(&envelope, BINDINGS[0], (title, event));

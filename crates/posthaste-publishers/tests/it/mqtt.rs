@@ -209,6 +209,32 @@ async fn what_cannot_be_carried_is_permanent_and_spares_the_others() {
     assert_eq!(bodies(&reader.read(2)), [1, 4]);
 }
 
+#[tokio::test]
+async fn an_event_does_not_choose_a_topic_of_the_broker() {
+    let (_server, url) = Started::new("mosquitto", &[]);
+    let reader = Reader::new(&url, "$shop/#", &[]);
+    let (store, mqtt) = (MemoryStore::new(), connect(&url).await);
+    let outbox = Outbox::builder(store.clone())
+        .listen("Chosen", "*", mqtt.topic("{topic}"))
+        .listen("Meant", "*", mqtt.topic("$shop/{topic}"))
+        .start()
+        .await
+        .unwrap();
+    let event = |aggregate: &str, topic: &str| {
+        let event = Event::builder("E").id(format!("{aggregate}-{topic}")).aggregate(aggregate, 1).topic(topic);
+        event.json_text("1").build().unwrap()
+    };
+    let mut tx = outbox.begin().await.unwrap();
+    let events = [event("Chosen", "$shop/x"), event("Chosen", "$CONTROL/dynamic-security/v1"), event("Meant", "x")];
+    tx.write_all(events).await.unwrap();
+    tx.commit().await.unwrap();
+    until(&store, "all are settled", |counts| counts.dead == 2 && counts.done == 1).await;
+    assert_eq!(bodies(&reader.read(1)), [1]);
+    let errors: Vec<_> = rows(&store).await.into_iter().filter_map(|row| row.state.last_error).collect();
+    assert!(errors.len() == 2 && errors.iter().all(|error| error.contains("begin the template with it")), "{errors:?}");
+    outbox.shutdown().await;
+}
+
 /// A broker with the user `all`, who may do everything, and `some`, who may write to `permit/#`. The password of both is `secret`.
 fn with_users() -> (Started, String) {
     let lines = ["allow_anonymous false", "password_file {dir}/passwords", "acl_file {dir}/permissions"];
@@ -227,8 +253,12 @@ fn with_users() -> (Started, String) {
 async fn a_stranger_is_refused_and_a_topic_that_is_not_permitted_is_retryable() {
     let (_server, url) = with_users();
     for options in [MqttOptions::new(&url), MqttOptions::new(&url).user_and_password("all", "wrong")] {
-        let error = Mqtt::connect(options).await.unwrap_err();
-        assert_eq!(error.kind(), PublishErrorKind::Outage);
+        let error = Mqtt::connect(options.clone()).await.unwrap_err();
+        assert_eq!(error.kind(), PublishErrorKind::Permanent);
+        // Once events are on their way it is an outage: somebody may change the password back.
+        let lazy = Mqtt::connect(options.lazy(true)).await.unwrap();
+        assert_eq!(kinds(&lazy.publish(vec![message("permit/a", "0", "0")]).await), [OUTAGE]);
+        assert_eq!(lazy.check().await.unwrap_err().kind(), PublishErrorKind::Permanent);
         assert!(error.to_string().contains("NotAuthorized") && !error.to_string().contains("wrong"), "{error}");
     }
     let reader = Reader::new(&url, "permit/#", &["-u", "all", "-P", "secret"]);

@@ -287,9 +287,13 @@ async fn a_stranger_is_refused_and_a_key_that_is_not_permitted_is_retryable() {
     for (options, said) in
         [(RedisOptions::new(&url), "NOAUTH"), (RedisOptions::new(&url).password("wrong"), "uthentication")]
     {
-        let error = Redis::connect(options).await.unwrap_err();
-        assert_eq!(error.kind(), PublishErrorKind::Outage);
+        let error = Redis::connect(options.clone()).await.unwrap_err();
+        assert_eq!(error.kind(), PublishErrorKind::Permanent);
         assert!(error.to_string().contains(said) && !error.to_string().contains("wrong"), "{error}");
+        // Once events are on their way it is an outage: somebody may change the password back.
+        let lazy = Redis::connect(options.lazy(true)).await.unwrap();
+        assert_eq!(kinds(&lazy.publish(vec![message("permit:a", "0", "x")]).await), [OUTAGE]);
+        assert_eq!(lazy.check().await.unwrap_err().kind(), PublishErrorKind::Permanent);
     }
     let as_all = url.replace("://", "://default:secret@");
     cli(&as_all, &["ACL", "SETUSER", "some", "on", ">pass", "~permit:*", "+xadd", "+ping"]);

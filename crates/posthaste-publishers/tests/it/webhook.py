@@ -8,6 +8,7 @@ answers stands in the path:
 /status/CODE            that, after `?retry_after=` and `?location=`
 /then/CODE,CODE,…       one after the other, and the last for ever; counted for each path
 /slow/SECONDS           204 after a while
+/quota/N                204 to N requests in a second, and 429 to others, with `retry-after: 1`
 /asked                  what the header `answer` of the event says, like `status/502`; 204 without it
 /drop                   nothing: closes the connection
 /big                    500, and a body that does not end
@@ -75,6 +76,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif path[0] == "then":
             codes = path[1].split(",")
             self.reply(int(codes[min(count, len(codes) - 1)]), query)
+        elif path[0] == "quota":
+            with lock:
+                second = ("quota", int(time.monotonic()))
+                seen[second] += 1
+                taken = seen[second] <= int(path[1])
+            self.reply(204 if taken else 429, query if taken else {**query, "retry_after": "1"})
         elif path[0] == "slow":
             time.sleep(float(path[1]))
             self.reply(204, query)

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use posthaste_core::{Event, EventId, MemoryStore, Outbox, RetryPolicy, Status};
-use posthaste_publishers::PublishErrorKind::{self, Permanent, Retryable};
+use posthaste_publishers::PublishErrorKind::{self, Deferred, Permanent, Retryable};
 use posthaste_publishers::webhook::{Webhook, WebhookOptions};
 use posthaste_publishers::{Headers, Message, PublishError, Publisher};
 use serde_json::Value;
@@ -147,15 +147,17 @@ async fn only_2xx_is_success() {
         (413, Some(Permanent)),
         (422, Some(Permanent)),
         (425, Some(Retryable)),
-        (429, Some(Retryable)),
         (500, Some(Retryable)),
         (502, Some(Retryable)),
         (503, Some(Retryable)),
         (504, Some(Retryable)),
+        // Behind this one nothing is sent for a while.
+        (429, Some(Deferred)),
     ];
     let elsewhere = receiver.url("/status/200/elsewhere");
-    let url = |code| message(receiver.url(&format!("/status/{code}?location={elsewhere}")));
-    let results = webhook.publish(expected.iter().map(|(code, _)| url(code)).collect()).await;
+    let url = |code: &i32| message(receiver.url(&format!("/status/{code}?location={elsewhere}")));
+    let one_after_the_other = |(code, _): &(i32, _)| Message { key: Some("one".into()), ..url(code) };
+    let results = webhook.publish(expected.iter().map(one_after_the_other).collect()).await;
     for ((code, wanted), result) in expected.iter().zip(&results) {
         assert_eq!(kind(result), *wanted, "{code}: {result:?}");
         if let Err(error) = result {
@@ -182,7 +184,9 @@ async fn a_pause_that_is_asked_for_is_granted() {
         ])
         .await;
     let pauses: Vec<_> = results.iter().map(|result| result.as_ref().unwrap_err().pause()).collect();
-    assert_eq!((pauses[0], pauses[2]), (Some(Duration::from_secs(120)), None));
+    assert_eq!(pauses[2], None);
+    let until_rested = pauses[0].unwrap();
+    assert!(until_rested > Duration::from_secs(100) && until_rested <= Duration::from_secs(120), "{until_rested:?}");
     let until_date = pauses[1].unwrap();
     assert!(until_date > Duration::from_secs(80) && until_date <= Duration::from_secs(100), "{until_date:?}");
 }
@@ -236,6 +240,74 @@ async fn what_cannot_be_a_request_is_dead() {
     assert_eq!(body(&receiver.got(1).await[0]), b"hello");
 }
 
+#[tokio::test]
+async fn an_id_that_is_not_ascii_is_sent_and_signed_in_ascii() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let sent = Message { id: EventId::new("größe-1").unwrap(), ..message(receiver.url("/status/204")) };
+    assert!(webhook.publish(vec![sent]).await[0].is_ok());
+    let request = receiver.got(1).await.remove(0);
+    assert_eq!(request["headers"]["webhook-id"], "gr%C3%B6%C3%9Fe-1");
+    assert_eq!(request["genuine"], true);
+}
+
+#[tokio::test]
+async fn an_endpoint_has_the_secret_that_is_made_or_given_for_it() {
+    let (receiver, other) = (Receiver::start(), Receiver::start());
+    let (to, to_other) = (receiver.url("/status/204"), other.url("/status/204"));
+    let derived = Webhook::new(local().derive_secrets(true)).unwrap();
+    let theirs = |url: &str| derived.secrets_of(url).unwrap().remove(0);
+    assert_ne!(theirs(&to), theirs(&to_other));
+    assert!(derived.publish(vec![message(&to), message(&to_other)]).await.iter().all(Result::is_ok));
+    for (receiver, url, stranger) in [(&receiver, &to, &to_other), (&other, &to_other, &to)] {
+        let request = receiver.got(1).await.remove(0);
+        let (body, headers) = (body(&request), headers(&request));
+        let check = |secret: &str| standardwebhooks::Webhook::new(secret).unwrap().verify(&body, &headers);
+        check(&theirs(url)).unwrap();
+        assert!(check(&theirs(stranger)).is_err() && check(SECRET).is_err());
+    }
+
+    let open = WebhookOptions::unsigned().allow_http(true).allow_private_addresses(true);
+    let given = Webhook::new(open.secret_for(receiver.url(""), NEXT_SECRET)).unwrap();
+    let results = given.publish(vec![message(&to), message(&to_other)]).await;
+    assert_eq!((kind(&results[0]), kind(&results[1])), (None, Some(Retryable)));
+    assert!(results[1].as_ref().unwrap_err().to_string().contains("secrets_for"), "{results:?}");
+    let request = receiver.got(2).await.remove(1);
+    standardwebhooks::Webhook::new(NEXT_SECRET).unwrap().verify(&body(&request), &headers(&request)).unwrap();
+    other.got(1).await;
+}
+
+#[tokio::test]
+async fn one_secret_for_all_that_events_choose_is_refused_unless_it_is_meant() {
+    let start = async |options: WebhookOptions, template: &str| {
+        let webhook = Webhook::new(options).unwrap();
+        Outbox::builder(MemoryStore::new()).listen("Order", "*", webhook.url(template)).start().await
+    };
+    let chosen =
+        ["{headers.callback}", "{headers.callback}/x", "https://{tenant_id}.hooks.example/", "https://{topic}"];
+    for template in chosen {
+        let error = start(WebhookOptions::new(SECRET), template).await.unwrap_err().to_string();
+        for way_out in ["derive_secrets", "secrets_for", "allow_shared_secret"] {
+            assert!(error.contains("\"Order\"") && error.contains(way_out), "{template}: {error}");
+        }
+        for options in [
+            WebhookOptions::new(SECRET).derive_secrets(true),
+            WebhookOptions::new(SECRET).allow_shared_secret(true),
+            WebhookOptions::unsigned().secret_for("https://acme.hooks.example", SECRET),
+            WebhookOptions::unsigned(),
+        ] {
+            start(options, template).await.unwrap().shutdown().await;
+        }
+    }
+    let one = ["https://hooks.example/{tenant_id}", "https://hooks.example?of={tenant_id}", "https://hooks.example"];
+    for template in one {
+        start(WebhookOptions::new(SECRET), template).await.unwrap().shutdown().await;
+    }
+    let another = WebhookOptions::unsigned().secret_for("https://partner.example", SECRET);
+    let error = start(another, "https://hooks.example").await.unwrap_err().to_string();
+    assert!(error.contains("no secret for this endpoint"), "{error}");
+}
+
 #[test]
 fn options_are_read_from_a_file_and_checked() {
     let text = format!("secrets = ['{SECRET}', '{NEXT_SECRET}']\ntime_limit = '3s'\nconcurrency = 2");
@@ -247,11 +319,18 @@ fn options_are_read_from_a_file_and_checked() {
         ("", "no secret to be signed with"),
         ("secrets = []", "no secret to be signed with"),
         (&*format!("secrets = ['{SECRET}']\nunsigned = true"), "leave one of them out"),
+        (&*format!("unsigned = true\n[secrets_for]\n'https://a.example' = ['{SECRET}']"), "leave one of them out"),
+        (&*format!("derive_secrets = true\n[secrets_for]\n'https://a.example' = ['{SECRET}']"), "there is none"),
+        ("[secrets_for]\n'https://a.example' = []", "no secret for \"https://a.example\""),
+        (&*format!("[secrets_for]\n'https://a.example/x' = ['{SECRET}']"), "no origin"),
     ] {
         let error = Webhook::new(toml::from_str(text).unwrap()).unwrap_err();
         assert!(error.to_string().contains(mistake), "{error}");
     }
     assert!(Webhook::new(toml::from_str("unsigned = true").unwrap()).is_ok());
+    let own = format!("[secrets_for]\n'https://a.example' = ['{SECRET}', '{NEXT_SECRET}']");
+    let own = Webhook::new(toml::from_str(&own).unwrap()).unwrap();
+    assert_eq!(own.secrets_of("https://a.example:443/x").unwrap(), [SECRET, NEXT_SECRET]);
     let short = Webhook::new(WebhookOptions::new("whsec_c2hvcnQ=")).unwrap_err();
     assert!(short.to_string().contains("has 5 bytes"), "{short}");
     let missing = Webhook::new(WebhookOptions::new(SECRET).ca_file("/nowhere/ca.pem")).unwrap_err();
@@ -281,7 +360,7 @@ async fn an_event_does_not_choose_where_on_a_server_it_goes() {
 
 #[tokio::test]
 async fn what_can_be_no_url_is_said_at_the_start() {
-    let webhook = Webhook::new(WebhookOptions::new(SECRET)).unwrap();
+    let webhook = Webhook::new(WebhookOptions::new(SECRET).derive_secrets(true)).unwrap();
     for (template, mistake) in [
         ("partner.example/hooks", "relative URL without a base"),
         ("ftp://partner.example/{event_type}", "not to ftp:"),

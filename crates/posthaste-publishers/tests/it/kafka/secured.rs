@@ -35,6 +35,7 @@ async fn a_login_by_scram_is_taken_and_a_wrong_one_is_an_outage() {
     let results = lazy.publish(numbered(&topic, 1, 0..1)).await;
     assert_eq!(kinds(&results), [Some(PublishErrorKind::Outage)]);
     assert!(results[0].as_ref().unwrap_err().to_string().contains("authentication failed"));
+    assert_eq!(lazy.check().await.unwrap_err().kind(), PublishErrorKind::Permanent);
     assert!(Kafka::connect(options).await.is_err(), "somebody who did not log in was let in");
 
     let reader = serde_json::json!({

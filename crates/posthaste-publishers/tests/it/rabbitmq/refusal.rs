@@ -155,8 +155,26 @@ async fn who_may_not_write_there_is_refused_and_others_are_not() {
     let stranger = RabbitOptions::new(server.url_of("limited", "wrong"));
     let refused = Rabbit::connect(stranger.clone()).await.unwrap_err();
     assert!(refused.to_string().contains("ACCESS_REFUSED"), "{refused}");
+    assert_eq!(refused.kind(), Permanent);
     let lazy = Rabbit::connect(stranger.lazy(true)).await.unwrap();
+    // Once messages are on their way it is an outage: somebody may change the password back.
     assert_eq!(kinds(&lazy.publish(vec![message(&open, "yes")]).await), [Some(Outage)]);
+    assert_eq!(lazy.check().await.unwrap_err().kind(), Permanent);
+    let nowhere = RabbitOptions::new(server.url.replacen("%2f", "nowhere", 1));
+    assert_eq!(Rabbit::connect(nowhere).await.unwrap_err().kind(), Permanent);
+}
+
+#[tokio::test]
+async fn a_queue_that_is_another_than_declared_is_said_at_the_start() {
+    let (server, name) = (server(), unique());
+    server.make(&json!({"exchanges": {}, "queues": {&name: {}}, "bindings": []}));
+    let options = RabbitOptions::new(&server.url).declare_queue(QueueOptions::new(&name).argument("x-max-length", 7));
+    let refused = Rabbit::connect(options.clone()).await.unwrap_err();
+    assert!(refused.to_string().contains("PRECONDITION_FAILED") && refused.kind() == Permanent, "{refused:?}");
+    let lazy = Rabbit::connect(options.lazy(true)).await.unwrap();
+    assert_eq!(lazy.check().await.unwrap_err().kind(), Permanent);
+    assert_eq!(kinds(&lazy.publish(vec![message("", &name)]).await), [Some(Outage)]);
+    assert_eq!(server.count(&name), 0);
 }
 
 #[tokio::test]

@@ -41,7 +41,8 @@ struct Server {
 
 impl Server {
     fn start(manners: Manners) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // Every address that begins with 127 leads here.
+        let listener = TcpListener::bind("0.0.0.0:0").unwrap();
         let (accepted, open, requests) = <(Arc<_>, Arc<_>, Arc<_>)>::default();
         let server = Self { address: listener.local_addr().unwrap(), accepted, open, requests };
         let serving = server.clone();
@@ -63,6 +64,8 @@ impl Server {
         stream.set_nodelay(true).unwrap();
         let mut reader = BufReader::new(stream);
         if matches!(manners, Manners::Hasty) {
+            // An answer to what was not even begun would be none.
+            reader.get_ref().peek(&mut [0]).unwrap();
             reader.get_mut().write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
             thread::sleep(Duration::from_millis(200));
         }
@@ -81,7 +84,12 @@ impl Server {
     }
 
     fn url(&self) -> String {
-        format!("http://{}/hook", self.address)
+        self.url_as(0)
+    }
+
+    /// The same server as another endpoint.
+    fn url_as(&self, number: usize) -> String {
+        format!("http://127.0.{}.{}:{}/hook", number / 250, number % 250 + 1, self.address.port())
     }
 
     fn accepted(&self) -> usize {
@@ -191,4 +199,22 @@ async fn one_that_nobody_uses_is_closed() {
     until("they are closed", || server.open() == 0).await;
     assert_eq!(publish(&webhook, &server, 10).await, 10);
     assert!(server.open() > 0);
+}
+
+#[tokio::test]
+async fn not_more_are_kept_to_many_endpoints_than_there_is_room_for() {
+    const MOST: usize = 256;
+    let server = Server::start(Manners::Stay);
+    let webhook = Webhook::new(local()).unwrap();
+    for numbers in [0..100, 100..200, 200..300] {
+        let results = webhook.publish(numbers.map(|number| message(server.url_as(number))).collect()).await;
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+    }
+    until("some are closed", || server.open() <= MOST).await;
+    assert_eq!((server.accepted(), server.open()), (300, MOST));
+    // The last are still there, and the first are not.
+    for (number, connections) in [(299, 300), (0, 301)] {
+        assert!(webhook.publish(vec![message(server.url_as(number))]).await[0].is_ok());
+        assert_eq!(server.accepted(), connections);
+    }
 }

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use posthaste_core::testing::within;
-use posthaste_core::{Event, MemoryStore, Outbox, RetryPolicy};
+use posthaste_core::{Event, MemoryStore, Options, Outbox, RetryPolicy};
 use posthaste_publishers::PublishErrorKind::{Deferred, Outage, Retryable};
 use posthaste_publishers::webhook::{Webhook, WebhookOptions};
 use posthaste_publishers::{BreakerState, Message, Publisher, Results};
@@ -43,7 +43,7 @@ async fn an_endpoint_that_is_away_is_waited_for() {
 #[tokio::test]
 async fn one_that_is_away_does_not_keep_events_from_others() {
     let (receiver, port) = (Receiver::start(), free_port());
-    let webhook = Webhook::new(local()).unwrap();
+    let webhook = Webhook::new(local().allow_shared_secret(true)).unwrap();
     let outbox =
         Outbox::builder(MemoryStore::new()).listen("Order", "*", webhook.url("{headers.to}")).start().await.unwrap();
     let away = format!("http://127.0.0.1:{port}/status/204");
@@ -73,7 +73,7 @@ async fn one_that_is_away_does_not_keep_events_from_others() {
 #[tokio::test]
 async fn an_endpoint_that_never_comes_back_uses_up_attempts_in_the_end() {
     let port = free_port();
-    let webhook = Webhook::new(local().patience(Duration::from_millis(500))).unwrap();
+    let webhook = Webhook::new(local().allow_shared_secret(true).patience(Duration::from_millis(500))).unwrap();
     let twice = RetryPolicy::fixed([Duration::from_millis(10)]);
     let outbox = Outbox::builder(MemoryStore::new())
         .listen("Order", "*", webhook.url("{headers.to}").retry(twice))
@@ -116,6 +116,107 @@ async fn one_that_is_available_to_nobody_is_away() {
         assert!(pause > Duration::from_secs(50) && pause <= Duration::from_secs(70), "{pause:?}");
     }
     assert_eq!(webhook.breakers()[0].state(), BreakerState::Open);
+}
+
+#[tokio::test]
+async fn who_takes_so_many_in_a_second_gets_all_of_them_and_no_attempt_is_used_up() {
+    for fixed in [true, false] {
+        let receiver = Receiver::start();
+        let webhook = Webhook::new(local().allow_shared_secret(true)).unwrap();
+        let url = receiver.url("/quota/40");
+        // Whatever is refused on its own account is DEAD.
+        let destination = webhook.url(if fixed { &url } else { "{headers.to}" }).retry(RetryPolicy::fixed([]));
+        let outbox = Outbox::builder(MemoryStore::new()).listen("Order", "*", destination).start().await.unwrap();
+        let order = |place: usize| {
+            Event::builder("E").aggregate("Order", place).header("to", &url).json_text("{}").build().unwrap()
+        };
+        let written = write(&outbox, (0..200).map(order)).await;
+        all_done(&outbox, 200).await;
+        for id in &written {
+            assert_eq!(outbox.admin().find(id).await.unwrap().unwrap().state.attempts, 0);
+        }
+        // What was under way when it said so, each second, and no more.
+        let asked = receiver.requests().len();
+        assert!(asked > 200, "there was no quota");
+        let begun = receiver.requests()[0]["at"].as_f64().unwrap();
+        let seconds = receiver.requests()[asked - 1]["at"].as_f64().unwrap() - begun;
+        let most = 200.0 + (seconds + 2.0) * 16.0;
+        assert!((asked as f64) < most, "{asked} requests in {seconds} s for 200 events");
+        outbox.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn one_that_asks_for_a_pause_gets_nothing_until_it_is_over() {
+    for (answer, expected) in [("/status/429?retry_after=60", Deferred), ("/status/503?retry_after=60", Retryable)] {
+        let receiver = Receiver::start();
+        let webhook = Webhook::new(local()).unwrap();
+        let in_a_row = [receiver.url(answer), receiver.url("/status/204"), receiver.url("/status/204")];
+        let in_a_row = in_a_row.map(|url| Message { key: Some("one".into()), ..message(url) });
+        let results = webhook.publish(in_a_row.to_vec()).await;
+        let again = webhook.publish(vec![message(receiver.url("/status/204"))]).await;
+        assert_eq!(kind(&results[0]), Some(expected));
+        for error in results[1..].iter().chain(&again).map(|result| result.as_ref().unwrap_err()) {
+            let pause = error.pause().unwrap();
+            assert!(error.kind() == Deferred && error.is_unasked(), "{error:?}");
+            assert!(pause > Duration::from_secs(40) && pause <= Duration::from_secs(60), "{pause:?}");
+        }
+        receiver.got(1).await;
+    }
+}
+
+#[tokio::test]
+async fn one_that_never_stops_asking_for_pauses_uses_up_attempts_in_the_end() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local().patience(Duration::ZERO)).unwrap();
+    let results = webhook.publish(vec![message(receiver.url("/status/429"))]).await;
+    assert_eq!(kind(&results[0]), Some(Retryable));
+    receiver.got(1).await;
+}
+
+#[tokio::test]
+async fn a_slow_one_does_not_keep_events_from_others() {
+    let (slow, quick) = (Receiver::start(), Receiver::start());
+    let webhook = Webhook::new(local().allow_shared_secret(true)).unwrap();
+    let options = Options { workers: 2, ..Options::default() };
+    let outbox = Outbox::builder(MemoryStore::new()).options(options);
+    let outbox = outbox.listen("Order", "*", webhook.url("{headers.to}")).start().await.unwrap();
+    let order = |place: usize| Event::builder("E").aggregate("Order", place).json_text("{}");
+    // For both workers, and for much longer than they have.
+    let to_slow = (0..200).map(|place| order(place).header("to", slow.url("/slow/3")).build().unwrap());
+    write(&outbox, to_slow).await;
+    all_done(&outbox, 1).await;
+    let asked = slow.requests().len();
+    assert!(asked <= 40, "a batch has waited for {asked} of them");
+    for sent in 1..=5 {
+        write(&outbox, [order(sent).header("to", quick.url("/status/204")).build().unwrap()]).await;
+        quick.got(sent).await;
+    }
+    let meanwhile = slow.requests().len() - asked;
+    assert!(meanwhile <= 40, "the others have waited for {meanwhile} of them");
+    outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_a_slow_one_has_no_time_for_is_put_off_where_others_wait() {
+    let (slow, quick) = (Receiver::start(), Receiver::start());
+    let webhook = Webhook::new(local()).unwrap();
+    let batch = || {
+        let slow = (0..20).map(|_| message(slow.url("/slow/3")));
+        slow.chain((0..5).map(|_| message(quick.url("/status/204")))).collect::<Vec<_>>()
+    };
+    let results = webhook.publish(batch()).await;
+    assert!(results[20..].iter().all(Result::is_ok), "{results:?}");
+    assert_eq!(results[..20].iter().filter(|result| result.is_ok()).count(), 8, "{results:?}");
+    assert_eq!(kind(&results[19]), Some(Deferred));
+    // It is known to be slow now: two batches do not wait for it at once.
+    let (one, other) = tokio::join!(webhook.publish(batch()), webhook.publish(batch()));
+    let waited = [one, other].map(|results| {
+        assert!(results[20..].iter().all(Result::is_ok), "{results:?}");
+        results[..20].iter().filter(|result| result.is_ok()).count()
+    });
+    assert_eq!(waited.iter().sum::<usize>(), *waited.iter().max().unwrap(), "{waited:?}");
+    slow.got(8 + waited.iter().sum::<usize>()).await;
 }
 
 /// Events for one key, so that they are sent one after the other, of which the first so many ask for another answer than 204.
@@ -162,7 +263,7 @@ async fn events_that_it_cannot_bear_use_up_their_attempts_while_it_takes_others(
 async fn one_that_hangs_is_away_and_uses_up_no_attempt() {
     for fixed in [true, false] {
         // When it is back it has to answer within this.
-        let webhook = Webhook::new(local().time_limit(Duration::from_millis(1200))).unwrap();
+        let webhook = Webhook::new(local().allow_shared_secret(true).time_limit(Duration::from_millis(1200))).unwrap();
         let port = free_port();
         let silent = TcpListener::bind(("127.0.0.1", port)).unwrap();
         let url = format!("http://127.0.0.1:{port}/status/204");
@@ -329,7 +430,7 @@ async fn tls_is_spoken_with_who_can_prove_it() {
 
 #[tokio::test]
 async fn a_url_to_which_nothing_is_ever_sent_is_refused_at_the_start() {
-    let careful = Webhook::new(WebhookOptions::new(SECRET)).unwrap();
+    let careful = Webhook::new(WebhookOptions::new(SECRET).derive_secrets(true)).unwrap();
     for (url, mistake) in [
         ("partner.example/hooks", "relative URL without a base"),
         ("https://", "empty host"),
