@@ -45,7 +45,8 @@ impl Secrets<'_> {
         let text = match &mut value.kind {
             Kind::Table(table) => {
                 for (key, value) in table.iter_mut() {
-                    self.resolve(value, &format!("{field}.{key}"), is_secret_key(key));
+                    // In a table of secrets each is one, whatever it is for.
+                    self.resolve(value, &format!("{field}.{key}"), is_secret || is_secret_key(key));
                 }
                 return;
             }
@@ -89,11 +90,12 @@ pub(super) fn is_secret_key(key: &str) -> bool {
 }
 
 /// How the names of secrets end: those of our own settings, and those that clients of brokers have among their properties.
-const SECRETS: [&str; 12] = [
+const SECRETS: [&str; 13] = [
     "password",
     "passphrase",
     "secret",
     "secrets",
+    "secrets_for",
     "token",
     "seed",
     "private_key",
@@ -159,6 +161,11 @@ fn shown_up_to(url: &str, signs: &[char]) -> String {
     shown
 }
 
+/// What a value in a table counts as: in one of secrets each is a secret.
+fn named<'a>(table: &'a str, name: &'a str) -> &'a str {
+    if is_secret_key(table) { table } else { name }
+}
+
 /// A value as it may be shown: what was resolved as what it refers to, and no secret that a variable brought.
 pub(crate) fn hidden(key: &str, value: &Value) -> String {
     match &value.kind {
@@ -175,7 +182,7 @@ pub(crate) fn hidden(key: &str, value: &Value) -> String {
         }
         Kind::Table(table) => {
             let entries: Vec<String> =
-                table.iter().map(|(key, _, value)| format!("{key} = {}", hidden(key, value))).collect();
+                table.iter().map(|(name, _, value)| format!("{name} = {}", hidden(named(key, name), value))).collect();
             format!("{{ {} }}", entries.join(", "))
         }
         _ => value.to_string(),
@@ -230,6 +237,7 @@ mod tests {
             "ssl.keystore.password",
             "sasl.oauthbearer.client.secret",
             "X-Api-Key",
+            "secrets_for",
         ] {
             assert!(is_secret_key(key), "{key}");
         }

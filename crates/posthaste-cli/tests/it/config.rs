@@ -145,6 +145,11 @@ pub(crate) const WRONG: &[(&str, &str, &[&str])] = &[
         &["a secret does not stand here"],
     ),
     (
+        "[destination.x]\ntype = \"webhook\"\nto = \"https://a\"\nsecrets_for = { \"https://a\" = [\"hunter2\"] }\n",
+        "posthaste.toml:4:32: destination.x.secrets_for.https://a[1]: ",
+        &["a secret does not stand here"],
+    ),
+    (
         "[destination.x]\ntype = \"webhook\"\nto = \"https://a\"\n",
         "posthaste.toml:1:14: destination.x: ",
         &["webhooks have no secret", "unsigned = true"],
