@@ -520,7 +520,7 @@ async fn an_answer_that_comes_twice_counts_for_no_other_message() {
     let mut inboxes = vec![told.recv().await.unwrap(), told.recv().await.unwrap()];
     // The second answers are there by now.
     let results = nats.publish(messages("mute-too.x", "m", 2)).await;
-    assert_eq!(kinds(&results), [RETRYABLE, RETRYABLE]);
+    assert_eq!(kinds(&results), [DEFERRED, DEFERRED]);
     for _ in 0..2 {
         assert_eq!(kinds(&nats.publish(vec![message("echoed.x", "3", "")]).await), [None]);
         inboxes.push(told.recv().await.unwrap());
