@@ -265,7 +265,7 @@ mod tests {
             to: "orders".into(),
             key: None,
             content_type: "text/plain".into(),
-            headers: Vec::new(),
+            headers: Default::default(),
             body: "x".into(),
         };
         let deliver = async || {
