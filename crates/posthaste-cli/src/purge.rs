@@ -48,11 +48,17 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let table = TableName::parse(&settings.table)?;
     for (status, kept) in [(posthaste::Status::Done, args.done_after), (posthaste::Status::Dead, args.dead_after)] {
         if let Some(kept) = kept {
-            let (all, old) = (counts.of(status), database.count_ended(&table, status, kept).await?);
+            let (name, all) = (status.name(), counts.of(status));
             // As it may be written on the command line: 168h, and not 604800s.
-            let kept = SignedDuration::try_from(kept).map_or_else(|_| format!("{kept:?}"), |kept| format!("{kept:#}"));
-            let name = status.name();
-            tell(format_args!("of {all} {name} events, {old} ended more than {kept} ago; these are deleted"));
+            let age = SignedDuration::try_from(kept).map_or_else(|_| format!("{kept:?}"), |kept| format!("{kept:#}"));
+            if args.yes {
+                // To count them may take as long as to delete them.
+                tell(format_args!("of {all} {name} events, those that ended more than {age} ago are deleted"));
+                continue;
+            }
+            let old = database.count_ended(&table, status, kept).await?;
+            let but = if status == posthaste::Status::Dead { ", but for what parked aggregates wait for" } else { "" };
+            tell(format_args!("of {all} {name} events, {old} ended more than {age} ago; these are deleted{but}"));
         }
     }
     if !confirmed("delete them?", args.yes)? {

@@ -116,7 +116,7 @@ async fn drains(bench: &mut Bench, subject: &Postgres, program: &Path) -> anyhow
 }
 
 /// Events per second of the library, to nobody or through the publisher that the relay has. It is over when a relay says so: when
-/// everything is DONE and the connections are closed.
+/// everything is DONE.
 async fn library(subject: &Postgres, filling: Filling, to_file: bool) -> anyhow::Result<f64> {
     let (store, directory) = (subject.fresh().await?, tempfile::tempdir()?);
     fill::<Postgres>(&store, filling).await?;
@@ -131,8 +131,8 @@ async fn library(subject: &Postgres, filling: Filling, to_file: bool) -> anyhow:
     let outbox = outbox.start().await?;
     done.wait(filling.events as u64).await?;
     let closed = outbox.shutdown().await;
-    Postgres::leave(store.clone()).await;
     let took = started_at.elapsed();
+    Postgres::leave(store.clone()).await;
     ensure!(closed.is_clean(), "the shutdown left something over: {closed:?}");
     let looking = subject.another(&store).await?;
     check_done(&looking, filling.events).await?;

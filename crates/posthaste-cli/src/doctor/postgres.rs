@@ -382,7 +382,8 @@ async fn look_at_transactions(
 /// Slots that nobody reads keep the log, and some of them dead rows; so do those whose reader is far behind.
 async fn look_at_slots(connection: &mut PgConnection, found: &mut Findings) -> Result<(), sqlx::Error> {
     let rows = sqlx::query(
-        "SELECT slot_name::text, slot_type, coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint, active \
+        "SELECT slot_name::text, slot_type, coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), \
+         CASE WHEN active THEN coalesce(confirmed_flush_lsn, restart_lsn) ELSE restart_lsn END), 0)::bigint, active \
          FROM pg_replication_slots WHERE restart_lsn IS NOT NULL",
     );
     for row in rows.fetch_all(&mut *connection).await? {
@@ -414,14 +415,15 @@ async fn look_at_slots(connection: &mut PgConnection, found: &mut Findings) -> R
     }
     found.fine_unless_found("slots", "there is no replication slot that nobody reads, or whose reader is far behind");
     // Those with hot_standby_feedback say which rows their own questions still need.
-    let standbys = sqlx::query_as::<_, (i32, String, i64)>(
-        "SELECT pid, coalesce(application_name, ''), age(backend_xmin)::bigint FROM pg_stat_replication \
-         WHERE backend_xmin IS NOT NULL AND age(backend_xmin) > $1 ORDER BY 3 DESC",
+    // Where there is a slot, that stands in the slot.
+    let standbys = sqlx::query_as::<_, (String, i64)>(
+        "SELECT format('the standby \"%s\" (PID %s)', application_name, pid), age(backend_xmin)::bigint AS held \
+         FROM pg_stat_replication WHERE age(backend_xmin) > $1 \
+         UNION ALL SELECT format('the standby of the replication slot \"%s\"', slot_name), age(xmin)::bigint \
+         FROM pg_replication_slots WHERE age(xmin) > $1 ORDER BY held DESC",
     );
-    for (pid, name, held) in standbys.bind(HELD_TRANSACTIONS).fetch_all(connection).await? {
-        let what = format!(
-            "the standby {name:?} (PID {pid}) keeps the dead rows of the last {held} transactions, for a question of its own"
-        );
+    for (standby, held) in standbys.bind(HELD_TRANSACTIONS).fetch_all(connection).await? {
+        let what = format!("{standby} keeps the dead rows of the last {held} transactions, for a question of its own");
         let fix = "end the long question there, or set hot_standby_feedback = off on that standby";
         found.warning("standbys", what, fix);
     }

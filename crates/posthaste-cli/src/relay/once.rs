@@ -165,7 +165,8 @@ impl Once<'_> {
             } else if polled.claimed > 0 {
                 continue;
             } else if !idle {
-                nothing_in_hand(dispatcher).await;
+                // Meanwhile the database is asked now and then, so that it is noticed if it is away.
+                let _ = timeout(LOOK_AGAIN, nothing_in_hand(dispatcher)).await;
             } else {
                 match claims.next_in() {
                     Some(next_in) if next_in <= PATIENCE => sleep(next_in.max(LOOK)).await,

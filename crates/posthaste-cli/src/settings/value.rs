@@ -54,6 +54,10 @@ impl Table {
         places.table(table.get_ref())
     }
 
+    pub(super) fn iter_values(&self) -> impl Iterator<Item = &Value> {
+        self.0.values().map(|(_, value)| value)
+    }
+
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.0.get(key).map(|(_, value)| value)
     }
@@ -164,6 +168,17 @@ impl Value {
         match &self.kind {
             Kind::Table(table) => Some(table),
             _ => None,
+        }
+    }
+
+    /// Whether something in it is to be found in that variable.
+    pub(super) fn refers_to(&self, variable: &str) -> bool {
+        match &self.kind {
+            Kind::Text(text) | Kind::Untyped(text) => text.strip_prefix("env:") == Some(variable),
+            Kind::Secret { reference, .. } => reference.strip_prefix("env:") == Some(variable),
+            Kind::List(list) => list.iter().any(|value| value.refers_to(variable)),
+            Kind::Table(table) => table.iter_values().any(|value| value.refers_to(variable)),
+            _ => false,
         }
     }
 

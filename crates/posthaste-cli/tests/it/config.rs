@@ -395,6 +395,10 @@ fn a_misspelt_variable_is_refused_with_the_one_that_is_meant() {
     assert!(here.fails(3, &["relay", "--once"]).contains("POSTHASTE_RELAY_WORKERS"));
     // Whoever looks after events does not need the settings of relays.
     here.ok(&["events", "write", "--type", "A", "{}"]);
+    // What the file refers to may be called as one likes.
+    let here =
+        Place::with("[database]\nurl = \"env:POSTHASTE_DB_URL\"\n").variable("POSTHASTE_DB_URL", "sqlite:shop.db");
+    here.ok(&["config", "check"]);
 }
 
 #[test]

@@ -124,7 +124,7 @@ fn progress_of_a_purge_is_shown_to_a_terminal() {
     with_events(&here, 40);
     let (printed, said) = here.on_terminal(1, &purge);
     assert_eq!((&*printed, counted(&here, "done")), ("40 deleted\n", 0.into()));
-    assert_eq!(said, "of 40 DONE events, 40 ended more than 0s ago; these are deleted\n");
+    assert_eq!(said, "of 40 DONE events, those that ended more than 0s ago are deleted\n");
 }
 
 #[test]

@@ -35,8 +35,15 @@ const FROM_ONE_LANE: usize = 2;
 /// How long to wait after a read of which something was not taken though there was room.
 const REFUSED: Duration = Duration::from_millis(10);
 
-/// How many keys are reopened at once.
+/// How many keys are reopened at once, and how often in a row, before something else is read.
 const REOPENED_AT_ONCE: usize = 1000;
+const REOPENED_IN_A_ROW: usize = 10;
+
+/// How long a sweep rests at most, however long it took.
+const LONGEST_REST: Duration = Duration::from_secs(30);
+
+/// How long ago a number was seen before lanes without a row are passed up to it. Some databases show no number that was taken a moment ago.
+const PASSED_AFTER: Duration = Duration::from_secs(1);
 
 /// The one task of a relay that reads, one read after the other: so each sees at least what those before it saw.
 pub(crate) struct Reader {
@@ -71,6 +78,10 @@ struct Reading {
     look_everywhere: bool,
     /// Keys that an operator has let go on, and that the store may not have forgotten yet.
     reopening: Vec<(LaneLease, Key)>,
+    /// The highest number that was seen long enough ago.
+    passable: Option<i64>,
+    /// The highest that was seen, and when, which will be that one.
+    highest: Option<(i64, Instant)>,
 }
 
 /// What to do after a round.
@@ -92,6 +103,8 @@ impl Reader {
             gained: false,
             look_everywhere: false,
             reopening: Vec::new(),
+            passable: None,
+            highest: None,
         };
         let mut failures = 0;
         while !stop.is_cancelled() {
@@ -117,6 +130,8 @@ impl Reader {
                 }
                 Err(reason) => {
                     failures += 1;
+                    // What answers next may be another server, on which numbers begin before those that this one has given.
+                    (reading.passable, reading.highest) = (None, None);
                     self.metrics.poll_failed();
                     let longest = self.interval.max(Duration::from_millis(100));
                     let delay =
@@ -244,6 +259,8 @@ impl Reader {
         for (found, (_, until)) in brought.into_iter().zip(&limited) {
             if until.is_some() { &mut behind } else { &mut ahead }.push(found);
         }
+        reading.note_highest(highest, now);
+        let passable = reading.passable;
         let mut of_ahead = self.keys.take_in(ahead, &not_wanted).into_iter();
         let mut of_behind = self.keys.take_in(behind, &not_wanted).into_iter();
         let all_taken = limited
@@ -257,7 +274,10 @@ impl Reader {
             if !limited && !refused {
                 // There is nothing else up to where it was read; but only numbers below one that was seen have been given out. So
                 // what a parked key has behind the last row of its lane is passed, and not walked over by each read.
-                seen = seen.max(highest.map(|highest| until.map_or(highest, |horizon| horizon.min(highest))));
+                seen = seen.max(match until {
+                    Some(horizon) => highest.map(|highest| horizon.min(highest)),
+                    None => passable,
+                });
             }
             if let Some(cursor) = reading.cursors.get_mut(&lane) {
                 cursor.advance(seen, limited || refused || until.is_some(), left, &found.open, now);
@@ -308,6 +328,7 @@ impl Reader {
             reading.look_everywhere = false;
             reading.reopen_at = now + SWEEP;
         }
+        let begun_at = Instant::now();
         let part = |cursor: &Cursor| {
             let (after, until) = cursor.sweep()?;
             Some(ReadLane { lease: cursor.lease, after, until: Some(until), limit: SWEPT_AT_ONCE, key: None })
@@ -331,8 +352,8 @@ impl Reader {
         }
         let goes_on = reading.cursors.values().any(|cursor| cursor.sweep().is_some());
         // Also one that ends with its first step may have walked over much that a parked key has.
-        let share = now.elapsed() * SWEEP_SHARE;
-        let rest = if goes_on { share } else { share.max(SWEEP) };
+        let share = begun_at.elapsed() * SWEEP_SHARE;
+        let rest = if goes_on { share } else { share.clamp(SWEEP, LONGEST_REST) };
         reading.sweep_at = Instant::now() + rest;
         Ok(rest)
     }
@@ -343,9 +364,9 @@ impl Reader {
             return Ok(());
         }
         let leases: Vec<_> = reading.cursors.values().map(|cursor| cursor.lease).collect();
-        loop {
+        for _ in 0..REOPENED_IN_A_ROW {
             let reopened = self.store.reopened_keys(&self.owner, &leases, REOPENED_AT_ONCE).await?;
-            let may_be_more = reopened.len() == REOPENED_AT_ONCE;
+            let may_be_more = reopened.len() >= REOPENED_AT_ONCE;
             for closed in reopened {
                 let Some(lease) = leases.iter().find(|lease| lease.lane == closed.lane) else { continue };
                 if self.keys.reopen(*lease, closed.key.clone(), closed.head_seq) {
@@ -363,6 +384,9 @@ impl Reader {
                 return Ok(());
             }
         }
+        // The rest with the next round.
+        self.wake.everywhere();
+        Ok(())
     }
 
     /// One read. Gives the rows of each lane of which it can be used, none if there are none; and the numbers that are known.
@@ -417,6 +441,20 @@ impl Reader {
 }
 
 impl Reading {
+    /// Notes the highest number of a read, which is given out by then.
+    fn note_highest(&mut self, seen: Option<i64>, now: Instant) {
+        match self.highest {
+            Some((highest, since)) if now.duration_since(since) >= PASSED_AFTER => {
+                self.passable = self.passable.max(Some(highest));
+                self.highest = None;
+            }
+            _ => {}
+        }
+        if self.highest.is_none() {
+            self.highest = seen.map(|seen| (seen, now));
+        }
+    }
+
     /// The lanes that are known to have more.
     fn behind(&self) -> impl Iterator<Item = &Cursor> {
         self.cursors.values().filter(|cursor| cursor.has_more)

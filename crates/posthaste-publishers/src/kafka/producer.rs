@@ -52,8 +52,8 @@ impl Producer {
 
     /// Sends nothing more of what it has, and takes nothing more: whoever waits for it is told.
     pub(super) fn give_up(&self) {
-        let mut given_up = self.0.given_up.write().unwrap_or_else(PoisonError::into_inner);
-        *given_up = true;
+        // Purging takes a while. Whatever was handed over before is in the queue by then, and nothing comes behind it.
+        *self.0.given_up.write().unwrap_or_else(PoisonError::into_inner) = true;
         self.purge(PurgeConfig::default().queue().inflight());
     }
 

@@ -260,7 +260,8 @@ impl Endpoints {
 /// Forgets those that nobody uses: first those of which nothing is known, then those that were not asked for the longest time.
 fn forget_some(by_origin: &mut HashMap<String, Arc<Endpoint>>) {
     let is_used = |endpoint: &Arc<Endpoint>| Arc::strong_count(endpoint) > 1 || endpoint.fixed.load(Ordering::Relaxed);
-    by_origin.retain(|_, endpoint| is_used(endpoint) || endpoint.breaker.state() != BreakerState::Closed);
+    let is_known = |endpoint: &Endpoint| endpoint.breaker.state() != BreakerState::Closed || endpoint.pace.is_resting();
+    by_origin.retain(|_, endpoint| is_used(endpoint) || is_known(endpoint));
     let Some(too_many) = by_origin.len().checked_sub(LEFT) else { return };
     let unused = by_origin.values().filter(|endpoint| !is_used(endpoint));
     let mut used: Vec<u64> = unused.map(|endpoint| endpoint.used.load(Ordering::Relaxed)).collect();

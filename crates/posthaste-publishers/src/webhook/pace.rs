@@ -109,9 +109,11 @@ impl Pace {
     /// Says that a request is under way, until that is dropped.
     pub(super) fn begin(&self) -> UnderWay<'_> {
         let begun_at = Instant::now();
-        if self.under_way.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.heard_at.store(millis(begun_at - self.made_at), Ordering::Relaxed);
+        if self.under_way.load(Ordering::Acquire) == 0 {
+            // First, so that nobody takes how long it was idle for how long it takes.
+            self.heard_at.store(millis(begun_at - self.made_at), Ordering::Release);
         }
+        self.under_way.fetch_add(1, Ordering::AcqRel);
         UnderWay { pace: self, begun_at }
     }
 

@@ -31,6 +31,8 @@ pub(super) enum SecretError {
     Origin(String),
     #[error("secrets_for has no secret for {0:?}; give one, or leave it out")]
     NoneFor(String),
+    #[error("secrets_for has the origin of {0:?} twice; give all of its secrets in one list")]
+    Twice(String),
 }
 
 impl Secret {
@@ -70,7 +72,9 @@ impl Signing {
             if secrets.is_empty() {
                 return Err(SecretError::NoneFor(url.clone()));
             }
-            by_origin.insert(origin, read(secrets)?);
+            if by_origin.insert(origin, read(secrets)?).is_some() {
+                return Err(SecretError::Twice(url.clone()));
+            }
         }
         let is_unsigned = options.secrets.is_empty() && by_origin.is_empty();
         Ok(Self { all: read(&options.secrets)?, by_origin, derives: options.derive_secrets, is_unsigned })

@@ -323,6 +323,10 @@ fn options_are_read_from_a_file_and_checked() {
         (&*format!("derive_secrets = true\n[secrets_for]\n'https://a.example' = ['{SECRET}']"), "there is none"),
         ("[secrets_for]\n'https://a.example' = []", "no secret for \"https://a.example\""),
         (&*format!("[secrets_for]\n'https://a.example/x' = ['{SECRET}']"), "no origin"),
+        (
+            &*format!("[secrets_for]\n'https://a.example' = ['{SECRET}']\n'https://a.example:443' = ['{SECRET}']"),
+            "twice",
+        ),
     ] {
         let error = Webhook::new(toml::from_str(text).unwrap()).unwrap_err();
         assert!(error.to_string().contains(mistake), "{error}");

@@ -186,7 +186,7 @@ impl Relay {
         ended_at.map_err(|_| anyhow::anyhow!("the relay does not end: {}", self.said()))?
     }
 
-    /// Waits until it has ended by itself. Gives when it said so: everything is settled then, and its connections are closed.
+    /// Waits until it has ended by itself. Gives when it said so: everything is settled then.
     pub(super) async fn ended(&mut self) -> anyhow::Result<Instant> {
         let status = tokio::time::timeout(LONGEST, self.child.wait()).await.context("the relay does not end")??;
         ensure!(status.success(), "the relay ended with {status}: {}", self.said());

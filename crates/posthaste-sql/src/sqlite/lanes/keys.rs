@@ -41,7 +41,7 @@ impl SqliteStore {
             let rows = query.bind(limit(most)).fetch_all(self.relay().await?).await?;
             reopened.extend(rows.iter().map(closed_key));
         }
-        reopened.into_iter().collect()
+        reopened.into_iter().take(most).collect()
     }
 
     pub(super) async fn try_forget_keys(&self, owner: &str, keys: &[(LaneLease, Key)]) -> Result<(), sqlx::Error> {
