@@ -157,6 +157,15 @@ impl Database {
         with_store!(self, store => store.prepare_lanes().await)
     }
 
+    /// The SQL of that; empty when the table is prepared.
+    pub(crate) async fn pending_lanes_sql(&self) -> Result<String, store::Error> {
+        match self.count_lanes().await {
+            Ok(()) => Ok(String::new()),
+            Err(store::Error::Schema { .. }) => Ok(with_store!(self, store => store.lanes_sql())),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(crate) async fn migrate(&self) -> Result<(), store::Error> {
         with_store!(self, store => store.migrate().await)
     }

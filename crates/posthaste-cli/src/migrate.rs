@@ -54,6 +54,10 @@ enum Command {
         /// Also that of the function or procedure of `migrate up --write-function`.
         #[arg(long)]
         write_function: bool,
+
+        /// Also that of `migrate up --lanes`, if the table is not prepared for order.
+        #[arg(long)]
+        lanes: bool,
     },
 }
 
@@ -127,9 +131,10 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
             heard_or_not(print(text))?;
             Status::No.into()
         }
-        Command::Sql { wake_trigger, write_function } => {
+        Command::Sql { wake_trigger, write_function, lanes } => {
             let besides = Besides::of(&database, wake_trigger, write_function);
-            print(format_args!("{pending}{}", besides.sql()))?;
+            let lanes = if lanes { database.pending_lanes_sql().await? } else { String::new() };
+            print(format_args!("{pending}{}{lanes}", besides.sql()))?;
             ExitCode::SUCCESS
         }
     };

@@ -210,8 +210,9 @@ impl<P: Publisher> Sending<P> {
             None => {
                 let to = self.to.address(P::PLACES, event);
                 let to = to.map_err(|error| Failure::new(FailureKind::Unroutable, error))?;
-                // Words of an event may be none of a subject, which is known before anybody is asked.
-                if P::BINDING == Binding::Nats {
+                // Words of an event may be none of an address, which is known before anybody is asked. Of a URL more is
+                // asked than its words, and each time.
+                if P::BINDING != Binding::Http {
                     let checked = self.publisher.check_address(&to);
                     checked.map_err(|error| Failure::new(FailureKind::Unroutable, error))?;
                 }

@@ -379,3 +379,21 @@ fn no_log_has_the_password_of_a_broker() {
         }
     }
 }
+
+/// Waiting would not help: a password does not become the right one.
+#[test]
+fn a_login_that_a_broker_refuses_ends_the_relay_before_anything_is_claimed() {
+    let url = variable("POSTHASTE_TEST_RABBITMQ_URL");
+    let (scheme, rest) = url.split_once("://").unwrap();
+    let host = rest.rsplit('@').next().unwrap();
+    let here = Place::with("[destination.bus]\ntype = \"rabbitmq\"\nurl = \"env:BROKER\"\nto = \"orders\"\n")
+        .variable("BROKER", &format!("{scheme}://guest:not-{}@{host}", std::process::id()));
+    here.ok(&["migrate", "up"]);
+    here.ok(&["events", "write", "--id", "waits", "--type", "OrderPlaced", "{}"]);
+    for command in [&["relay"][..], &["relay", "--once"]] {
+        let said = here.fails(6, command);
+        assert!(said.contains("bus") && said.contains("ACCESS_REFUSED"), "{command:?}: {said}");
+    }
+    let waits = here.json(&["events", "show", "waits", "--output", "json"]);
+    assert_eq!((&waits["status"], &waits["attempts"]), (&"pending".into(), &0.into()), "{waits}");
+}

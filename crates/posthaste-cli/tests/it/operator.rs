@@ -104,6 +104,11 @@ fn a_function_or_a_procedure_is_created_on_demand_and_what_it_writes_is_delivere
         let sql = here.ok(&["migrate", "sql", "--write-function"]);
         assert!(!sql.contains("CREATE TABLE"), "{sql}");
         execute(&client, &sql);
+        assert!(here.ok(&["migrate", "status"]).contains("what order needs: not there"));
+        execute(&client, &here.ok(&["migrate", "sql", "--lanes"]));
+        assert!(here.ok(&["migrate", "status"]).contains("what order needs: there"));
+        assert_eq!(here.ok(&["migrate", "sql", "--lanes"]), "", "nothing is left to do");
+        here.ok(&["migrate", "up", "--lanes"]);
         let said = here.ok(&["migrate", "up", "--write-function"]);
         assert!(said.contains(&format!("other programs write events with {what}")), "{said}");
         execute(&client, &call);

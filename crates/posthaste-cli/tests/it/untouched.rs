@@ -61,6 +61,9 @@ fn whoever_asks_for_a_file_that_is_not_there_makes_none() {
         // What is shown is what is done.
         here.ok(&["migrate", "up"]);
         assert_eq!(here.ok(&["migrate", "sql"]), "");
+        assert!(here.ok(&["migrate", "sql", "--lanes"]).contains("outbox_event_lane"));
+        here.ok(&["migrate", "up", "--lanes"]);
+        assert_eq!(here.ok(&["migrate", "sql", "--lanes"]), "");
     }
 }
 

@@ -282,7 +282,7 @@ async fn a_publisher_around_another_keeps_what_was_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_lacks_a_place_is_unroutable_and_uses_no_attempt() {
+async fn what_lacks_a_place_or_makes_no_address_is_unroutable_and_uses_no_attempt() {
     let broker = Broker::new();
     let (store, _) = store();
     let outbox = testing::outbox_on(store)
@@ -292,11 +292,17 @@ async fn what_lacks_a_place_is_unroutable_and_uses_no_attempt() {
         .start_test()
         .await;
     let events = ["Order", "Cart", "Bill"].map(|aggregate| order(aggregate).aggregate_type(aggregate));
-    write(&outbox, events.into_iter().chain([order("good").tenant_id("acme")])).await;
+    let more = [order("good").tenant_id("acme"), order("spaced").tenant_id("two words")];
+    write(&outbox, events.into_iter().chain(more)).await;
     let counts = outbox.drain_now().await;
-    assert_eq!((counts.done, counts.dead), (1, 3));
+    assert_eq!((counts.done, counts.dead), (1, 4));
     assert_eq!(broker.taken(), ["good"]);
-    for (id, place) in [("Order", "needs tenant_id"), ("Cart", "needs headers.region"), ("Bill", "needs tenant_id")] {
+    for (id, place) in [
+        ("Order", "needs tenant_id"),
+        ("Cart", "needs headers.region"),
+        ("Bill", "needs tenant_id"),
+        ("spaced", "the address \"orders.two words\" cannot be used: a topic of Kafka has"),
+    ] {
         let (status, attempts, reason) = state(&outbox, id).await;
         assert_eq!((status, attempts), (Status::Dead, 0), "{reason}");
         assert!(reason.contains(place), "{reason}");

@@ -95,13 +95,13 @@ impl PgStore {
             return self.take_by(&self.sql.claim_from_partitions, connection, claim, since, Plan::Anew).await;
         }
         if self.one_table.ask(self.table(), connection).await? {
-            let mut serving = self.kept_plan.serves(claim.limit).then(|| self.kept_plan.begin());
-            let (sql, plan) = if serving.is_some() {
-                (&self.sql.claim_few_from_one_table, Plan::Kept)
-            } else {
-                (&self.sql.claim_from_one_table, Plan::Anew)
+            let few = &self.sql.claim_few_from_one_table;
+            let mut serving = self.kept_plan.serves(claim.limit).then(|| self.kept_plan.begin(few));
+            let (sql, plan) = match &serving {
+                Some(serving) => (serving.statement.clone(), Plan::Kept),
+                None => (self.sql.claim_from_one_table.clone(), Plan::Anew),
             };
-            match self.take_by(sql, connection, claim, since, plan).await {
+            match self.take_by(&sql, connection, claim, since, plan).await {
                 Ok(taken) => {
                     if let Some(serving) = &mut serving {
                         serving.rows = taken.rows.len();

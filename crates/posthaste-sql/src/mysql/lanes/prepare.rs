@@ -36,6 +36,13 @@ impl MySqlStore {
         finish(&self.tasks, async move { store.prepare_lanes_to_the_end().await }).await
     }
 
+    /// The SQL of what [`prepare_lanes`](Self::prepare_lanes) does to a table that has nothing of it, for whoever may not do it here.
+    pub fn lanes_sql(&self) -> String {
+        let parts = [sql::ADD_COLUMN, sql::ADD_INDEX, sql::CREATE_TABLES, sql::FILL_LANES];
+        let statements = parts.map(|part| DIALECT.fill(part, self.table()));
+        statements.iter().map(|statement| format!("{};\n", statement.trim_end().trim_end_matches(';'))).collect()
+    }
+
     async fn prepare_lanes_to_the_end(&self) -> Result<(), Error> {
         let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;
         self.lock(&mut connection).await?;

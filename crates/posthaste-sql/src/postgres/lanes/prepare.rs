@@ -71,6 +71,17 @@ impl PgStore {
         connection.close().await.map_err(|error| self.fault(error))
     }
 
+    /// The SQL of what [`prepare_lanes`](Self::prepare_lanes) does to a table that has nothing of it, for whoever may not do it
+    /// here. The index of a plain table is built while others write, so outside of transactions; that of a table with partitions keeps
+    /// them waiting.
+    pub fn lanes_sql(&self) -> String {
+        let index = match self.partitioned {
+            Some(_) => sql::CREATE_INDEX_OF_ALL_PARTITIONS,
+            None => sql::CREATE_INDEX,
+        };
+        format!("{}{};\n", DIALECT.fill(sql::CREATE_TABLES, self.table()), DIALECT.fill(index, self.table()))
+    }
+
     /// How many lanes there are, if everything is there that belongs to them.
     pub(super) async fn expect_lanes(&self) -> Result<u16, Error> {
         let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;

@@ -55,8 +55,9 @@ impl PgStore {
             |text: fn(&Key) -> &str| read.parts.iter().map(|part| part.key.as_ref().map(text)).collect::<Vec<_>>();
         let lanes = &self.sql.lanes;
         let connection = &mut *self.acquire().await?;
-        let mut serving = (many && lanes.kept_plan.is_good()).then(|| lanes.kept_plan.begin());
-        let sql = if serving.is_some() { &lanes.read_by_kept_plan } else { &lanes.read };
+        let by_kept = &lanes.read_by_kept_plan;
+        let mut serving = (many && lanes.kept_plan.is_good()).then(|| lanes.kept_plan.begin(by_kept));
+        let sql = serving.as_ref().map_or(&lanes.read, |serving| &serving.statement);
         let mut query = sqlx::query(sql.clone())
             .bind(column(|part| part.lease.lane.0.into()))
             .bind(column(|part| part.lease.epoch))

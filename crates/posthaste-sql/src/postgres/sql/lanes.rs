@@ -216,6 +216,10 @@ pub(in super::super) const CREATE_INDEX: &str =
 pub(in super::super) const CREATE_INDEX_OF_PARTITIONS: &str =
     concat!("SET LOCAL lock_timeout = '100ms'; CREATE INDEX \"{name}_lane_seq\" ON ONLY {table} ", indexed!());
 
+/// The same with those of all partitions at once, which nobody writes to meanwhile.
+pub(in super::super) const CREATE_INDEX_OF_ALL_PARTITIONS: &str =
+    concat!("CREATE INDEX \"{name}_lane_seq\" ON {table} ", indexed!());
+
 /// A partition without a part of the index, if there is one, and an index of it that could become one, and whether that is
 /// complete.
 pub(in super::super) const PARTITION_WITHOUT: &str = "WITH whole AS MATERIALIZED (\

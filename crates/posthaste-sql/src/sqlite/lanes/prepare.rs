@@ -42,6 +42,11 @@ impl SqliteStore {
         tx.commit().await.map_err(|error| self.fault(error))
     }
 
+    /// The SQL of what [`prepare_lanes`](Self::prepare_lanes) does.
+    pub fn lanes_sql(&self) -> String {
+        DIALECT.fill(sql::PREPARE, self.table())
+    }
+
     /// How many lanes there are, if everything is there that belongs to them.
     pub(super) async fn expect_lanes(&self) -> Result<u16, Error> {
         let statement = |template| DIALECT.statement(template, self.table());
