@@ -44,9 +44,9 @@ impl Sizes {
 
     pub(crate) const QUICK: Self = Self {
         writing: Duration::from_secs(1),
-        turns: 4,
-        events: 100_000,
-        done_beside: 200_000,
+        turns: 3,
+        events: 40_000,
+        done_beside: 100_000,
         still_beside: 10_000,
         latency: Duration::from_secs(3),
         dispatched: 300_000,

@@ -25,16 +25,20 @@ const ONE_KEY_GOAL: f64 = 5_000.0;
 /// How much of the speed must be left beside done rows, or beside aggregates that stand still.
 const BESIDE_GOAL: f64 = 0.9;
 
-/// In order and without, with done rows, parked and blocked aggregates beside, and of one aggregate alone. Then what a claim costs
-/// beside them, without what is done once at the start of a drain.
-pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::Result<()> {
+/// In order and without, and of one aggregate alone; and if that is asked for, with done rows, parked and blocked aggregates beside, and
+/// then what a claim costs beside them, without what is done once at the start of a drain.
+pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, beside: bool) -> anyhow::Result<()> {
     let (events, done, still) = (bench.sizes.events, bench.sizes.done_beside, bench.sizes.still_beside);
     let filling = Filling { events, keys: KEYS, ..Filling::default() };
-    let contestants = ["unordered", "ordered", "done rows beside", "parked beside", "blocked beside", "one aggregate"];
+    let mut contestants = vec!["unordered", "ordered", "one aggregate"];
+    if beside {
+        contestants.extend(["done rows beside", "parked beside", "blocked beside"]);
+    }
+    let contestants: Vec<_> = contestants.into_iter().map(str::to_owned).collect();
     let title = format!("Dord {}", subject.name());
     let figures = bench
         .rounds
-        .run(&title, "events/s", &contestants.map(str::to_owned), async |contestant| match contestant {
+        .run(&title, "events/s", &contestants, async |contestant| match contestant {
             "unordered" => super::drain::ours(subject, filling, Relays::default()).await,
             "ordered" => in_order(subject, filling).await,
             "done rows beside" => in_order(subject, Filling { done, ..filling }).await,
@@ -52,6 +56,16 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::R
         unit: "events/s",
     };
     bench.add(about.compare(&ordered, &of(&figures, "unordered"), Some(goal::ORDERED)));
+    let one_key = About {
+        workload: "Dord, one key",
+        what: "drain of one aggregate, an event after the other",
+        against: "a bound",
+        ..about
+    };
+    bench.add(one_key.at_least(&of(&figures, "one aggregate"), ONE_KEY_GOAL));
+    if !beside {
+        return Ok(());
+    }
     let words = format!("drain in order with {done} done rows beside");
     let about = About { workload: "Dord+1M", what: &words, against: "the same without them", ..about };
     bench.add(about.compare(&of(&figures, "done rows beside"), &ordered, Some(BESIDE_GOAL)));
@@ -61,13 +75,6 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S) -> anyhow::R
     let words = format!("drain in order with {still} blocked aggregates beside");
     let about = About { workload: "Dord+blocked", what: &words, ..about };
     bench.add(about.compare(&of(&figures, "blocked beside"), &ordered, Some(BESIDE_GOAL)));
-    let about = About {
-        workload: "Dord, one key",
-        what: "drain of one aggregate, an event after the other",
-        against: "a bound",
-        ..about
-    };
-    bench.add(about.at_least(&of(&figures, "one aggregate"), ONE_KEY_GOAL));
     claim::run(bench, subject).await
 }
 
