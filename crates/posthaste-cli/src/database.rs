@@ -159,11 +159,7 @@ impl Database {
 
     /// The SQL of that; empty when the table is prepared.
     pub(crate) async fn pending_lanes_sql(&self) -> Result<String, store::Error> {
-        match self.count_lanes().await {
-            Ok(()) => Ok(String::new()),
-            Err(store::Error::Schema { .. }) => Ok(with_store!(self, store => store.lanes_sql())),
-            Err(error) => Err(error),
-        }
+        with_store!(self, store => store.pending_lanes_sql().await)
     }
 
     pub(crate) async fn migrate(&self) -> Result<(), store::Error> {

@@ -36,8 +36,8 @@ const LATER: Duration = Duration::from_secs(10);
 /// Where the events of a route go: over which connection, to which address, in which envelope.
 ///
 /// It is a listener that takes batches: `listen("Order", "*", kafka.topic("orders"))`. What is wrong with its templates, its
-/// envelope or its address is said when the outbox is started. An event that lacks what a template needs becomes DEAD as unroutable, which uses
-/// up no attempt.
+/// envelope or its address is said when the outbox is started. An event that lacks what a template needs, or whose words make no address,
+/// becomes DEAD as unroutable, which uses up no attempt.
 pub struct Destination<P> {
     publisher: Arc<P>,
     breaker: Breaker,

@@ -63,11 +63,12 @@ pub trait Publisher: Send + Sync + 'static {
     }
 
     /// Whether messages could be sent to such an address at all. Asked when the outbox is started, with `x` for what an event will
-    /// say: what is wrong with an address is then said once, and not by every event. Not asked where already its beginning is for
-    /// events to say. Nobody is connected to for it. Default: whether the protocol of the binding has such addresses.
+    /// say: what is wrong with an address is then said once, and not by every event. Not asked then where already its beginning is for
+    /// events to say. Asked again for each event that says something of its address, but over HTTP; so it is quick, and connects to
+    /// nobody. Default: whether the protocol of the binding has such addresses.
     ///
     /// # Errors
-    /// What is wrong with it, and what would be right.
+    /// What is wrong with it, and what would be right. Such an event is DEAD as unroutable, which uses up no attempt.
     fn check_address(&self, to: &str) -> Result<(), PublishError> {
         Self::BINDING.check_address(to)
     }

@@ -15,10 +15,14 @@ use crate::table::TableName;
 
 /// The table has no lanes yet, or not all that belongs to them.
 pub(crate) fn not_prepared(table: &TableName, what: &str) -> Error {
-    Error::Schema {
-        table: table.to_string(),
-        reason: format!("it is not prepared for lanes ({what}); call prepare_lanes() first"),
-    }
+    Error::Schema { table: table.to_string(), reason: format!("{NOT_PREPARED} ({what}); call prepare_lanes() first") }
+}
+
+const NOT_PREPARED: &str = "it is not prepared for lanes";
+
+/// Whether that is what [`not_prepared`] says, and nothing that to prepare it would not help against.
+pub(crate) fn is_not_prepared(reason: &str) -> bool {
+    reason.starts_with(NOT_PREPARED)
 }
 
 /// Whether the table was ever seen to be prepared for lanes. It stays so.

@@ -149,14 +149,14 @@ impl Spent {
         if let Some((together, most)) = self.most() {
             let [together, most] = [together, most].map(number);
             say!(
-                "{title}: the drain alone and the publisher alone together take {together} µs of processors for an event; all \
+                "{title}: the drain alone and the publisher alone together take about {together} µs of processors for an event; all \
                  processors of this machine would be busy at {most} events/s"
             );
         }
     }
 
-    /// What our drain and our publisher take together for an event, and how many events each second would leave no processor idle.
-    /// No outbox of these two parts is faster than that where the servers run on the same machine.
+    /// What our drain and our publisher take together for an event, and how many events each second would leave no processor idle. Where
+    /// the servers run on the same machine, and nothing else does, an outbox of these two parts is not much faster than that.
     fn most(&self) -> Option<(f64, f64)> {
         let by = self.by.borrow();
         let all = |contestant: &str| Some(by.get(contestant)?.iter().filter_map(Figures::median).sum::<f64>());

@@ -108,7 +108,19 @@ fn a_function_or_a_procedure_is_created_on_demand_and_what_it_writes_is_delivere
         execute(&client, &here.ok(&["migrate", "sql", "--lanes"]));
         assert!(here.ok(&["migrate", "status"]).contains("what order needs: there"));
         assert_eq!(here.ok(&["migrate", "sql", "--lanes"]), "", "nothing is left to do");
+        // What was interrupted half-way is completed.
+        let quote = if client[0] == "psql" { '"' } else { '`' };
+        let on = if client[0] == "psql" { String::new() } else { format!(" ON {table}") };
+        execute(&client, &format!("DROP INDEX {quote}{table}_lane_seq{quote}{on};"));
+        execute(&client, &here.ok(&["migrate", "sql", "--lanes"]));
+        assert_eq!(here.ok(&["migrate", "sql", "--lanes"]), "");
         here.ok(&["migrate", "up", "--lanes"]);
+        // What is wrong with it is no matter of what is left to do.
+        execute(&client, &format!("DELETE FROM {table}_lane WHERE lane = 0;"));
+        assert!(
+            here.fails(5, &["migrate", "sql", "--lanes"]).contains("lanes, and this release knows how to work with")
+        );
+        execute(&client, &format!("INSERT INTO {table}_lane (lane) VALUES (0);"));
         let said = here.ok(&["migrate", "up", "--write-function"]);
         assert!(said.contains(&format!("other programs write events with {what}")), "{said}");
         execute(&client, &call);

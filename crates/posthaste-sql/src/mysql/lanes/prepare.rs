@@ -36,11 +36,25 @@ impl MySqlStore {
         finish(&self.tasks, async move { store.prepare_lanes_to_the_end().await }).await
     }
 
-    /// The SQL of what [`prepare_lanes`](Self::prepare_lanes) does to a table that has nothing of it, for whoever may not do it here.
-    pub fn lanes_sql(&self) -> String {
-        let parts = [sql::ADD_COLUMN, sql::ADD_INDEX, sql::CREATE_TABLES, sql::FILL_LANES];
-        let statements = parts.map(|part| DIALECT.fill(part, self.table()));
-        statements.iter().map(|statement| format!("{};\n", statement.trim_end().trim_end_matches(';'))).collect()
+    /// The SQL of what is left of [`prepare_lanes`](Self::prepare_lanes), for whoever may do it; empty when the table is prepared.
+    ///
+    /// # Errors
+    /// [`Error::Schema`] when there is another number of lanes than this release knows.
+    pub async fn pending_lanes_sql(&self) -> Result<String, Error> {
+        let mut parts = Vec::new();
+        let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;
+        for (has, add) in [(sql::HAS_COLUMN, sql::ADD_COLUMN), (sql::HAS_INDEX, sql::ADD_INDEX)] {
+            if !self.has(&mut connection, has).await? {
+                parts.push(add);
+            }
+        }
+        match self.lanes_there(&mut connection).await {
+            Ok(0) | Err(Error::Schema { .. }) => parts.extend([sql::CREATE_TABLES, sql::FILL_LANES]),
+            Ok(count) => drop(expect_count(self.table(), count, sql::LANES)?),
+            Err(error) => return Err(error),
+        }
+        let statements = parts.iter().map(|part| DIALECT.fill(part, self.table()));
+        Ok(statements.map(|statement| format!("{};\n", statement.trim_end().trim_end_matches(';'))).collect())
     }
 
     async fn prepare_lanes_to_the_end(&self) -> Result<(), Error> {

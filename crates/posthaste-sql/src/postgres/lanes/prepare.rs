@@ -13,7 +13,7 @@ use super::super::fault::MIGRATE;
 use super::super::sql::DIALECT;
 use super::super::sql::lanes as sql;
 use super::hash::{PROBE, hashtextextended};
-use crate::lanes::{expect_count, not_prepared};
+use crate::lanes::{expect_count, is_not_prepared, not_prepared};
 
 /// How long to wait before asking again whether another process has built the index.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -71,15 +71,34 @@ impl PgStore {
         connection.close().await.map_err(|error| self.fault(error))
     }
 
-    /// The SQL of what [`prepare_lanes`](Self::prepare_lanes) does to a table that has nothing of it, for whoever may not do it
-    /// here. The index of a plain table is built while others write, so outside of transactions; that of a table with partitions keeps
-    /// them waiting.
-    pub fn lanes_sql(&self) -> String {
-        let index = match self.partitioned {
-            Some(_) => sql::CREATE_INDEX_OF_ALL_PARTITIONS,
-            None => sql::CREATE_INDEX,
+    /// The SQL of what is left of [`prepare_lanes`](Self::prepare_lanes), for whoever may do it; empty when the table is prepared.
+    ///
+    /// The index of a plain table is built while others write, so outside of transactions. That of a table with partitions keeps
+    /// writers waiting until it is there for all of them.
+    ///
+    /// # Errors
+    /// [`Error::Schema`] when there is another number of lanes than this release knows.
+    pub async fn pending_lanes_sql(&self) -> Result<String, Error> {
+        let mut connection = self.pool.acquire().await.map_err(|error| self.fault(error))?;
+        let (create, drop) = match self.is_partitioned(&mut connection).await? {
+            Some(true) => (sql::CREATE_INDEX_OF_ALL_PARTITIONS, "DROP INDEX"),
+            // Also of a table that is still to be made.
+            Some(false) | None => (sql::CREATE_INDEX, "DROP INDEX CONCURRENTLY"),
         };
-        format!("{}{};\n", DIALECT.fill(sql::CREATE_TABLES, self.table()), DIALECT.fill(index, self.table()))
+        let index = self.index(&mut connection).await?;
+        std::mem::drop(connection);
+        match self.expect_lanes().await {
+            Ok(_) => return Ok(String::new()),
+            Err(Error::Schema { reason, .. }) if is_not_prepared(&reason) => {}
+            Err(error) => return Err(error),
+        }
+        let index = match index {
+            Some((_, true)) => String::new(),
+            Some((name, false)) => format!("{drop} {name};\n{create};\n"),
+            None => format!("{create};\n"),
+        };
+        let template = format!("{}{};\n{}{index}", sql::ABOUT, sql::NO_TIMEOUTS, sql::CREATE_TABLES);
+        Ok(DIALECT.fill(&template, self.table()))
     }
 
     /// How many lanes there are, if everything is there that belongs to them.

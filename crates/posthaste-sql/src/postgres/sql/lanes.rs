@@ -195,6 +195,10 @@ macro_rules! close {
 /// The three tables.
 pub(in super::super) const CREATE_TABLES: &str = include_str!("lanes.sql");
 
+/// What whoever carries the statements out has to know.
+pub(in super::super) const ABOUT: &str = "-- {table} prepared for order. Not to be carried out within a transaction.\n\
+     -- Whoever relays needs SELECT, INSERT, UPDATE and DELETE on the three tables.\n";
+
 /// Lets one process at a time build the index. Whoever waited for it in a statement would have a snapshot, for which the one
 /// that builds waits in turn, so it is asked for again and again. The number is "posthlan" in ASCII.
 pub(in super::super) const TRY_LOCK: &str = "SELECT pg_try_advisory_lock(8101821198468145518)";

@@ -7,7 +7,7 @@ use super::super::gate::Patience;
 use super::super::sql::DIALECT;
 use super::super::sql::lanes as sql;
 use super::super::tx::begin_immediate;
-use crate::lanes::{expect_count, not_prepared};
+use crate::lanes::{expect_count, is_not_prepared, not_prepared};
 
 impl SqliteStore {
     /// Prepares the table for lanes, by which an outbox delivers in order: three small tables beside it, and one more index on
@@ -42,9 +42,18 @@ impl SqliteStore {
         tx.commit().await.map_err(|error| self.fault(error))
     }
 
-    /// The SQL of what [`prepare_lanes`](Self::prepare_lanes) does.
-    pub fn lanes_sql(&self) -> String {
-        DIALECT.fill(sql::PREPARE, self.table())
+    /// The SQL of what is left of [`prepare_lanes`](Self::prepare_lanes); empty when the table is prepared.
+    ///
+    /// # Errors
+    /// [`Error::Schema`] when there is another number of lanes than this release knows.
+    pub async fn pending_lanes_sql(&self) -> Result<String, Error> {
+        match self.expect_lanes().await {
+            Ok(_) => Ok(String::new()),
+            Err(Error::Schema { reason, .. }) if is_not_prepared(&reason) => {
+                Ok(DIALECT.fill(sql::PREPARE, self.table()))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// How many lanes there are, if everything is there that belongs to them.

@@ -89,6 +89,31 @@ async fn an_index_that_was_left_invalid_is_built_again() {
 }
 
 #[tokio::test]
+async fn the_sql_of_what_is_left_prepares_the_table() {
+    let database = Database::new().await;
+    let whole = database.empty().await.with_table("whole").unwrap();
+    let parts = database.empty().await.with_table("parts").unwrap().partitioned(Partitions::daily());
+    for (store, table) in [(whole, "whole"), (parts, "parts")] {
+        store.migrate().await.unwrap();
+        // Another store of the same table, which was not told of partitions.
+        let store = PgStore::new(store.pool().clone()).with_table(table).unwrap();
+        let invalid = format!("UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{table}_lane_seq'::regclass");
+        for before in ["", &format!("DROP TABLE {table}_key"), &format!("DROP INDEX {table}_lane_seq"), &invalid] {
+            sql(&store, before).await;
+            let left = store.pending_lanes_sql().await.unwrap();
+            for statement in left.split_inclusive(";\n") {
+                sql(&store, statement).await;
+            }
+            assert_eq!(store.pending_lanes_sql().await.unwrap(), "", "after {before:?}");
+            assert_eq!(lanes(&store).count_lanes().await.unwrap(), 64);
+        }
+        sql(&store, format!("DELETE FROM {table}_lane WHERE lane = 7")).await;
+        let error = store.pending_lanes_sql().await.unwrap_err().to_string();
+        assert!(error.contains("63 lanes"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn writers_go_on_while_the_index_is_built() {
     let database = Database::new().await;
     let store = database.store().await;
