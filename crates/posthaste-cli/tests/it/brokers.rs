@@ -395,5 +395,5 @@ fn a_login_that_a_broker_refuses_ends_the_relay_before_anything_is_claimed() {
         assert!(said.contains("bus") && said.contains("ACCESS_REFUSED"), "{command:?}: {said}");
     }
     let waits = here.json(&["events", "show", "waits", "--output", "json"]);
-    assert_eq!((&waits["status"], &waits["attempts"]), (&"pending".into(), &0.into()), "{waits}");
+    assert_eq!((&waits["status"], &waits["attempts"]), (&"NEW".into(), &0.into()), "{waits}");
 }
