@@ -70,9 +70,9 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 
 /// An outbox in a PostgreSQL database. Cheap to clone; clones share the pool. Comes with the feature `postgres`.
 ///
-/// What is available, leased or expired is decided by the clock of the server. Behind a pooler that gives a connection to
-/// a transaction at a time, turn sqlx's cache of prepared statements off (`?statement-cache-capacity=0`), and wake-ups
-/// too ([`without_wake_ups`](Self::without_wake_ups)).
+/// What is available, leased or expired is decided by the clock of the server. A pooler in front of it has to keep a connection for its
+/// client (session mode): statements are prepared. One that gives it to a transaction at a time has to pass on prepared statements, and
+/// wake-ups have to be off ([`without_wake_ups`](Self::without_wake_ups)).
 ///
 /// The table has an index for what the outbox itself needs. To search a large one by aggregate often, add one:
 /// `CREATE INDEX CONCURRENTLY ON outbox_event (aggregate_id)`. It costs every write, so it is not there by itself. A table in

@@ -131,6 +131,10 @@ fn kind(code: &str) -> Kind {
 fn with_advice(error: sqlx::Error) -> Box<dyn StdError + Send + Sync> {
     advised(error, |database| match &*database.code().unwrap_or_default() {
         READ_ONLY => Some(server::READ_ONLY),
+        // A prepared statement is missing, or there is another one of its name.
+        "26000" | "42P05" => Some(
+            "a pooler gave this connection to somebody else between two statements; connect to it in session mode, or past it",
+        ),
         "25P02" => Some("a statement failed in this transaction before; roll it back, and do it again without that"),
         "28000" | "28P01" => Some(server::NOT_LET_IN),
         "3D000" => Some("create the database first"),

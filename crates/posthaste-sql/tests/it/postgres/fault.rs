@@ -35,6 +35,17 @@ async fn a_table_that_is_missing_or_another_one_says_what_to_do() {
 }
 
 #[tokio::test]
+async fn a_pooler_that_loses_prepared_statements_is_told_of() {
+    let database = Database::new().await;
+    let store = database.store_of_one().await;
+    claim(&store, 1).await;
+    // As when the connection of the server is another one.
+    sql(&store, "DEALLOCATE ALL").await;
+    let error = store.claim(&claim_of(1)).await.unwrap_err();
+    assert!(matches!(error, Error::Refused(_)) && chain(&error).contains("session mode"), "{}", chain(&error));
+}
+
+#[tokio::test]
 async fn what_somebody_can_mend_says_how() {
     let database = Database::new().await;
     let url = |change: fn(PgConnectOptions) -> PgConnectOptions| change(database.options()).to_url_lossy().to_string();
