@@ -188,6 +188,7 @@ impl Inner {
         let mut failures = 0;
         while !self.stop.is_cancelled() {
             self.wake.reset();
+            let began_at = Instant::now();
             match self.poll(batch).await {
                 Ok((polled, next_in)) => {
                     failures = 0;
@@ -199,7 +200,8 @@ impl Inner {
                         self.wait_for_room(batch).await;
                     } else {
                         batch = self.options.poll_batch;
-                        self.sleep(next_in.unwrap_or(Duration::MAX).min(self.options.poll_interval)).await;
+                        let rest = rest_after(began_at.elapsed(), self.options.poll_interval);
+                        self.sleep(next_in.map_or(rest, |next_in| next_in.min(rest))).await;
                     }
                 }
                 Err(reason) => {
@@ -331,6 +333,12 @@ impl Inner {
     }
 }
 
+/// How long an idle table is left alone after a look that took so long. The interval is from one look to the answer of the next, so
+/// that a row which just missed the first is in hand when it is over.
+pub(crate) fn rest_after(look: Duration, interval: Duration) -> Duration {
+    interval - look.saturating_mul(2).min(interval / 4)
+}
+
 /// What a row keeps of why it is no event.
 pub(crate) fn undecodable(reason: &str) -> String {
     format!("undecodable: {reason}; mend the row, then redrive it")
@@ -382,5 +390,19 @@ impl PollerBuilder {
         self.0.metrics = Arc::new(metrics::Contained(self.0.metrics));
         let stops = Arc::new(self.0.stop.clone().drop_guard());
         Ok(Poller { inner: Arc::new(self.0), started: Arc::default(), tasks: TaskTracker::new(), _stops: stops })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_are_a_part_of_the_interval_unless_they_are_slow() {
+        let (second, slow) = (Duration::from_secs(1), Duration::from_secs(60));
+        assert_eq!(rest_after(Duration::ZERO, second), second);
+        assert_eq!(rest_after(Duration::from_millis(3), second), Duration::from_millis(994));
+        assert_eq!(rest_after(slow, second), Duration::from_millis(750));
+        assert_eq!(rest_after(Duration::MAX, second), Duration::from_millis(750));
     }
 }

@@ -217,7 +217,7 @@ impl Subject for Postgres {
 
     /// The least that a correct loop can do: claim a batch, complete it.
     async fn pass_by_hand(hand: &mut PgConnection, pass: Pass, hear: &Hear) -> anyhow::Result<Passed> {
-        let claim = match (pass.mark, pass.claims_without_the_disk) {
+        let claim = match (pass.mark, pass.faster) {
             (Some(_), _) => CLAIM_AFTER,
             (None, true) => CLAIM_WITHOUT_THE_DISK,
             (None, false) => CLAIM,

@@ -19,10 +19,15 @@ use crate::subject::{self, Filling, Pass, Subject, fill};
 pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, peers: &Peers<'_>) -> anyhow::Result<()> {
     let (events, beside) = (bench.sizes.events, bench.sizes.done_beside);
     let filling = Filling { events, ..Filling::default() };
-    let mut contestants = vec!["by hand", "outbox", "done rows beside", "by hand deleting", "outbox deleting"];
-    if S::LOOPS > 1 {
-        contestants.extend(["two loops by hand", "two loops by hand deleting"]);
-    }
+    let contestants = [
+        "by hand",
+        "faster by hand",
+        "outbox",
+        "done rows beside",
+        "by hand deleting",
+        "faster by hand deleting",
+        "outbox deleting",
+    ];
     let contestants = peers.beside(&contestants, "D");
     let title = format!("D {}", subject.name());
     let (keeping, deleting) = (Relays::default(), Relays { deleting: true, ..Relays::default() });
@@ -31,8 +36,8 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, peers: &Peer
         .run(&title, "events/s", &contestants, async |contestant| match contestant {
             "by hand" => by_hand(subject, filling, keeping).await,
             "by hand deleting" => by_hand(subject, filling, deleting).await,
-            "two loops by hand" => by_hand(subject, filling, keeping.overlapping::<S>()).await,
-            "two loops by hand deleting" => by_hand(subject, filling, deleting.overlapping::<S>()).await,
+            "faster by hand" => by_hand(subject, filling, keeping.by_hand_faster::<S>()).await,
+            "faster by hand deleting" => by_hand(subject, filling, deleting.by_hand_faster::<S>()).await,
             "outbox" => ours(subject, filling, keeping).await,
             "done rows beside" => ours(subject, Filling { done: beside, ..filling }, keeping).await,
             "outbox deleting" => ours(subject, filling, deleting).await,
@@ -46,16 +51,11 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, peers: &Peer
         against: "claim and complete 500 at a time by hand, on one connection",
         unit: "events/s",
     };
-    let two_loops = About {
-        workload: "D/two loops",
-        against: "two such loops on a connection each, whose claims do not wait for the disk",
-        ..about
-    };
+    let workload = format!("D/{}", S::FASTER.name);
+    let faster = About { workload: &workload, against: S::FASTER.words, ..about };
     let ours = of(&figures, "outbox");
     bench.add_with_peers(about.compare(&ours, &of(&figures, "by hand"), Some(goal::DRAIN)), &figures);
-    if S::LOOPS > 1 {
-        bench.add(two_loops.compare(&ours, &of(&figures, "two loops by hand"), None));
-    }
+    bench.add(faster.compare(&ours, &of(&figures, "faster by hand"), None));
     let words = format!("drain with {beside} done rows beside");
     let about = About { workload: "D+1M", what: &words, against: "the same without them", ..about };
     bench.add(about.compare(&of(&figures, "done rows beside"), &ours, Some(goal::DRAIN_BESIDE_DONE)));
@@ -67,10 +67,9 @@ pub(crate) async fn run<S: Subject>(bench: &mut Bench, subject: &S, peers: &Peer
     };
     let ours = of(&figures, "outbox deleting");
     bench.add(about.compare(&ours, &of(&figures, "by hand deleting"), Some(goal::DRAIN)));
-    if S::LOOPS > 1 {
-        let two_loops = About { workload: "Ddel/two loops", what: about.what, ..two_loops };
-        bench.add(two_loops.compare(&ours, &of(&figures, "two loops by hand deleting"), None));
-    }
+    let workload = format!("Ddel/{}", S::FASTER.name);
+    let faster = About { workload: &workload, what: about.what, ..faster };
+    bench.add(faster.compare(&ours, &of(&figures, "faster by hand deleting"), None));
     Ok(())
 }
 
@@ -81,8 +80,8 @@ pub(crate) struct Relays {
     pub(crate) count: usize,
     /// How many loops by hand, each with a connection, there are for one of them.
     pub(crate) loops_for_each: usize,
-    /// Whether the claims of these loops do not wait for the disk, as those of a relay do not.
-    pub(crate) claims_without_the_disk: bool,
+    /// Whether these loops do it in the way that is faster by hand.
+    pub(crate) faster: bool,
     pub(crate) workers: Option<usize>,
     pub(crate) deleting: bool,
     /// Whether the events of one aggregate are delivered in their order.
@@ -91,21 +90,14 @@ pub(crate) struct Relays {
 
 impl Default for Relays {
     fn default() -> Self {
-        Self {
-            count: 1,
-            loops_for_each: 1,
-            claims_without_the_disk: false,
-            workers: None,
-            deleting: false,
-            ordered: false,
-        }
+        Self { count: 1, loops_for_each: 1, faster: false, workers: None, deleting: false, ordered: false }
     }
 }
 
 impl Relays {
-    /// With what is faster by hand than one loop for each: as a relay does, they claim while others complete.
-    pub(crate) fn overlapping<S: Subject>(self) -> Self {
-        Self { loops_for_each: S::LOOPS, claims_without_the_disk: true, ..self }
+    /// With what is faster by hand than one careful loop for each.
+    pub(crate) fn by_hand_faster<S: Subject>(self) -> Self {
+        Self { loops_for_each: S::FASTER.loops, faster: true, ..self }
     }
 }
 
@@ -136,7 +128,7 @@ pub(crate) async fn drain_filled_by_hand<S: Subject>(
 
 /// Claims and completes until nothing is left: a loop on each connection, and each a task, as those of the outbox are.
 pub(crate) async fn pass_all<S: Subject>(hands: Vec<S::Hand>, relays: Relays) -> anyhow::Result<()> {
-    let pass = Pass { deleting: relays.deleting, claims_without_the_disk: relays.claims_without_the_disk, mark: None };
+    let pass = Pass { deleting: relays.deleting, faster: relays.faster, mark: None };
     let mut loops = JoinSet::new();
     for mut hand in hands {
         loops.spawn(async move {

@@ -108,8 +108,7 @@ pub(crate) async fn run<S: Subject>(
     let events = bench.sizes.events;
     let base = Filling { events, ..Filling::default() };
     let mut grown = Vec::new();
-    // As a relay does, they claim on one connection while they complete on another.
-    let relays = Relays::default().overlapping::<S>();
+    let relays = Relays::default().by_hand_faster::<S>();
     for part in parts {
         grown.push(match part {
             Part::Done => {
@@ -382,7 +381,7 @@ async fn lags<S: Subject>(subject: &S, length: Duration, pinned: bool, by_outbox
         let deliver = tokio::spawn(async move {
             let (mut left, mut mark) = (events, 0);
             while left > 0 {
-                let pass = Pass { claims_without_the_disk: true, mark: Some(mark), deleting: false };
+                let pass = Pass { faster: true, mark: Some(mark), deleting: false };
                 let passed = S::pass_by_hand(&mut drainer, pass, &hear).await?;
                 left -= passed.seqs.len();
                 mark = passed.seqs.iter().copied().fold(mark, i64::max);

@@ -13,6 +13,7 @@ use super::cursor::Cursor;
 use crate::keys::{CatchUp, KeyId, Keys, Taken};
 use crate::listener::{Gates, Room, chain};
 use crate::metrics::Metrics;
+use crate::poller::rest_after;
 use crate::retry::{Jitter, RetryPolicy};
 use crate::store::{Error, Key, Lane, LaneLease, LaneRow, LaneRows, LaneStore, ReadLane, ReadLanes};
 use crate::wake::Wake;
@@ -148,6 +149,7 @@ impl Reader {
     }
 
     async fn round(&self, reading: &mut Reading) -> Result<Then, Error> {
+        let began_at = Instant::now();
         let leases = self.keys.to_read();
         reading.cursors.retain(|_, cursor| leases.contains(&cursor.lease));
         for lease in &leases {
@@ -202,7 +204,7 @@ impl Reader {
                 false => self.wait_for_room(),
             });
         }
-        Ok(Then::Rest(self.interval.min(sweeps_in)))
+        Ok(Then::Rest(rest_after(began_at.elapsed(), self.interval).min(sweeps_in)))
     }
 
     /// Waits for room that makes a read worth its trip; half of what is in hand is worked on while the next read is under way.
