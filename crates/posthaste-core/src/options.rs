@@ -42,8 +42,8 @@ pub struct Options {
     /// hangs for ever would take its worker with it.
     #[serde(with = "compact::required")]
     pub listener_time_limit: Duration,
-    /// How often an idle table is looked at, so how long a row of another process waits at most where nobody tells of it; from one
-    /// look to the answer of the next. Default 5 s. A backlog is not waited for, and retries, delayed events and
+    /// How often an idle table is looked at, so about how long a row of another process waits at most where nobody tells of it;
+    /// from one look to the answer of the next. Default 5 s. A backlog is not waited for, and retries, delayed events and
     /// writes of this process wake the poller by themselves.
     #[serde(with = "compact::required")]
     pub poll_interval: Duration,

@@ -395,6 +395,8 @@ impl PollerBuilder {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
+
     use super::*;
 
     #[test]
@@ -404,5 +406,58 @@ mod tests {
         assert_eq!(rest_after(Duration::from_millis(3), second), Duration::from_millis(994));
         assert_eq!(rest_after(slow, second), Duration::from_millis(750));
         assert_eq!(rest_after(Duration::MAX, second), Duration::from_millis(750));
+    }
+
+    /// Finds nothing, and takes its time for it. Tells when it is asked.
+    struct Slow {
+        look: Duration,
+        asked_at: mpsc::UnboundedSender<Instant>,
+    }
+
+    impl RelayStore for Slow {
+        fn claim<'a>(&'a self, _: &'a Claim) -> BoxFuture<'a, Result<store::Claimed, store::Error>> {
+            Box::pin(async {
+                self.asked_at.send(Instant::now()).ok();
+                tokio::time::sleep(self.look).await;
+                Ok(store::Claimed::default())
+            })
+        }
+
+        fn settle<'a>(&'a self, _: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, store::Error>> {
+            unreachable!("nothing is claimed")
+        }
+
+        fn renew<'a>(&'a self, _: &'a [(EventId, Lease)]) -> BoxFuture<'a, Result<Vec<bool>, store::Error>> {
+            unreachable!("nothing is claimed")
+        }
+
+        fn release_all(&self) -> BoxFuture<'_, Result<u64, store::Error>> {
+            unreachable!("nothing is claimed")
+        }
+    }
+
+    struct Nobody;
+
+    impl ClaimHandler for Nobody {
+        fn capacity(&self) -> usize {
+            1
+        }
+
+        fn handle(&self, _: ClaimedRow, _: &Lease, _: Instant) -> Handled {
+            Handled::Refused
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_just_missed_a_look_is_found_by_the_next_when_the_interval_is_over() {
+        let (asked_at, mut asked) = mpsc::unbounded_channel();
+        let look = Duration::from_millis(10);
+        let store = Arc::new(Slow { look, asked_at });
+        let options = Options { poll_interval: Duration::from_secs(1), ..Options::default() };
+        let poller = Poller::builder(store, Arc::new(Nobody)).options(options).build().unwrap();
+        poller.start();
+        let (first, second) = (asked.recv().await.unwrap(), asked.recv().await.unwrap());
+        assert_eq!(second + look - first, Duration::from_secs(1));
+        poller.close().await;
     }
 }

@@ -6,7 +6,7 @@ use posthaste_sql::MySqlStore;
 use sqlx::mysql::{MySqlConnection, MySqlPool, MySqlPoolOptions};
 use sqlx::{Connection, QueryBuilder, Row};
 
-use super::{BATCH, CONNECTIONS, Hear, Pass, Passed, Subject, Usage, guard, order, payload};
+use super::{BATCH, CONNECTIONS, Faster, Hear, Pass, Passed, Subject, Usage, guard, order, payload};
 use crate::server::Served;
 
 /// A database of its own on a server.
@@ -47,6 +47,9 @@ impl MariaDb {
 impl Subject for MariaDb {
     type Store = MySqlStore;
     type Hand = MySqlConnection;
+
+    /// There are no claims here that do not wait for the disk.
+    const FASTER: Faster = Faster { name: "two loops", words: "two such loops on a connection each", loops: 2 };
 
     fn name(&self) -> &'static str {
         "mariadb"

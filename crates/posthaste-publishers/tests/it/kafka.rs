@@ -1,5 +1,5 @@
 //! Kafka: a real broker, read back by `confluent-kafka`; and librdkafka's own mock for what that broker never says: that somebody is
-//! not authorised for a topic, that a request is too large, that a partition has no leader or too few replicas (also in `src/kafka.rs`).
+//! not authorised for a topic, that a request is too large, that a partition has no leader or too few replicas (also in `src/kafka`).
 //! Nobody but the mock has said these to this code.
 
 mod broker;

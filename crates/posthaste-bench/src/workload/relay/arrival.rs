@@ -25,9 +25,6 @@ const CHUNK: usize = 256 * 1024;
 /// How much of the lines are waited for by the length of the file alone: to read them takes time of the processors from what is measured.
 const UNREAD: f64 = 0.9;
 
-/// What the guide tells writers to send after a commit, so that nobody waits for the disk once more.
-const NOTICE: &str = "SELECT set_config('synchronous_commit', 'off', true), pg_notify('posthaste_outbox_event', '')";
-
 /// Waits until a file has that many lines.
 pub(super) async fn wait_for_lines(path: PathBuf, wanted: usize) -> anyhow::Result<()> {
     // Held for as long as this is waited for.
@@ -151,7 +148,7 @@ pub(super) async fn insert(url: &str, rate: u64, events: usize, notice: bool) ->
             .await?;
             committed.push(Instant::now());
             if notice {
-                sqlx::query(NOTICE).execute(&mut connection).await?;
+                sqlx::query("NOTIFY posthaste_outbox_event").execute(&mut connection).await?;
             }
         }
         connection.close().await?;
