@@ -241,8 +241,10 @@ pub async fn case_64_outboxes_come_and_go<F: Fixture>(_fixture: F) {
 /// A node that is alone takes over at its start what its predecessor left; one of many does not.
 pub async fn case_71_takeover_at_the_start<F: Fixture>(fixture: F) {
     let (tap, mut inbox) = Tap::new();
-    let (dying, dying_meter) = start(fixture.store(), no_interval(), tap.behind(&Gate::new())).await;
-    // Its first poll is over: one that is still under way when it dies could take the row from its heir.
+    // It is deaf to signals, and its first poll is over: one that is still under way when it dies, such as that of a connection which has
+    // begun to listen, could take the row from its heir and give it back when nobody looks.
+    let (store, _) = Faulty::new(fixture.store());
+    let (dying, dying_meter) = start(store, no_interval(), tap.behind(&Gate::new())).await;
     dying_meter.until("it has polled", |tally| !tally.oldest_lag.is_empty()).await;
     let id = write(&dying, event("Left behind")).await;
     inbox.next().await;
