@@ -19,7 +19,7 @@
 //! | power loss | whatever the broker does: Mosquitto keeps messages in memory, and writes them down now and then if its `persistence` is on |
 //! | repeats | nothing is dropped: where an acknowledgement is lost, the message is sent again, in another session. Subscribers tell repeats by the property `event-id` |
 //! | order | messages of one batch are sent in their order, and brokers keep it for each topic |
-//! | at once | as many as the broker takes (its `receive maximum`) |
+//! | at once | as many as the broker takes (its `receive maximum`), up to 100 |
 //!
 //! Addresses that begin with `mqtts://` are with TLS (feature `mqtt-tls`); others are not encrypted.
 //!
@@ -42,6 +42,7 @@ mod connection;
 mod error;
 mod options;
 mod parting;
+mod prompt;
 mod sending;
 
 use std::fmt;
@@ -226,7 +227,7 @@ impl Mqtt {
         let is_over =
             |by: fn(End) -> bool| results.iter().any(|result| matches!(result, Err(Trouble::Over(end)) if by(*end)));
         let ended = is_over(|_| true);
-        let reason = if is_over(|end| end == End::Cut) { connection.parting().await } else { None };
+        let reason = if ended && !is_over(|end| end == End::Silent) { connection.parting().await } else { None };
         if ended {
             self.leave(&connection).await;
         }

@@ -47,8 +47,8 @@ use one_table::OneTable;
 use partition::Partitioned;
 use sql::{
     CHANNEL, CLAIM_FEW_FROM_ONE_TABLE, CLAIM_FROM_ONE_TABLE, CLAIM_FROM_PARTITIONS, COMMIT_LOOKING, DIALECT,
-    INSERT_ONE, INSERT_ONE_LEASED, INSERT_ONE_PLAIN, INSERT_PLAIN, INSERT_VALUES, NOTIFY, NOTIFY_EVERYWHERE,
-    SETTLE_AND_DELETE_DONE,
+    INSERT_ALIKE, INSERT_ONE, INSERT_ONE_LEASED, INSERT_ONE_PLAIN, INSERT_PLAIN, INSERT_VALUES, NOTIFY,
+    NOTIFY_EVERYWHERE, SETTLE_AND_DELETE_DONE,
 };
 
 pub use partition::Partitions;
@@ -119,6 +119,7 @@ struct Statements {
     insert_one_plain: SqlStr,
     insert_one_leased: SqlStr,
     insert_plain: SqlStr,
+    insert_alike: SqlStr,
     insert_values: String,
     claim_from_one_table: SqlStr,
     claim_few_from_one_table: SqlStr,
@@ -139,6 +140,7 @@ impl Statements {
             insert_one_plain: DIALECT.statement(INSERT_ONE_PLAIN, &table),
             insert_one_leased: DIALECT.statement(INSERT_ONE_LEASED, &table),
             insert_plain: DIALECT.statement(INSERT_PLAIN, &table),
+            insert_alike: DIALECT.statement(INSERT_ALIKE, &table),
             insert_values: DIALECT.fill(INSERT_VALUES, &table),
             claim_from_one_table: DIALECT.statement(CLAIM_FROM_ONE_TABLE, &table),
             claim_few_from_one_table: DIALECT.statement(CLAIM_FEW_FROM_ONE_TABLE, &table),

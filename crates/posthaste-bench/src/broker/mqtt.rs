@@ -78,6 +78,8 @@ enum Session {
 async fn session(host: &str, port: u16, name: &str, kind: Session) -> anyhow::Result<(AsyncClient, EventLoop)> {
     let mut options = rumqttc::MqttOptions::new(name, rumqttc::Broker::tcp(host, port));
     options.set_clean_start(kind != Session::Again).set_request_channel_capacity(IN_FLIGHT);
+    // By default each message is a write to the socket.
+    options.set_max_request_batch(IN_FLIGHT);
     options.set_session_expiry_interval((kind != Session::New).then_some(KEPT));
     options.set_broker_session_resume_policy(BrokerSessionResumePolicy::AllowBrokerOnly);
     let mut network = options.network_options();

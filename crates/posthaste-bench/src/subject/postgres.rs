@@ -207,12 +207,13 @@ impl Subject for Postgres {
         } else {
             sqlx::query(
                 "INSERT INTO outbox_event (event_id, event_type, aggregate_type, aggregate_id, payload, content_type, \
-                 occurred_at) SELECT *, 'application/json', now() \
-                 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])",
+                 occurred_at) SELECT id, $2::text, $3::text, aggregate_id, payload, 'application/json', now() \
+                 FROM unnest($1::text[], $4::text[], $5::text[]) AS event (id, aggregate_id, payload)",
             )
             .bind(events.iter().map(|event| event.id().as_str()).collect::<Vec<_>>())
-            .bind(events.iter().map(Event::event_type).collect::<Vec<_>>())
-            .bind(events.iter().map(Event::aggregate_type).collect::<Vec<_>>())
+            // All of them are alike.
+            .bind(events.first().map(Event::event_type))
+            .bind(events.first().map(Event::aggregate_type))
             .bind(events.iter().map(Event::aggregate_id).collect::<Vec<_>>())
             .bind(events.iter().map(|event| event.payload().as_json()).collect::<Vec<_>>())
             .execute(&mut *tx)

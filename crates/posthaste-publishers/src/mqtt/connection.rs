@@ -7,12 +7,14 @@ use rumqttc::{
     AsyncClient, ConnAck, ConnectReturnCode, ConnectionError, DisconnectReasonCode, Event, Packet, StateError,
     default_socket_connect,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::MqttOptions;
+use super::options::WINDOW;
 use super::parting::{Ear, Overheard, Reason};
+use super::prompt::Prompt;
 use crate::address;
 use crate::publisher::PublishError;
 
@@ -24,6 +26,11 @@ pub(super) struct Connection {
     pub(super) client: AsyncClient,
     /// The most bytes of a packet that the broker takes.
     pub(super) max_packet: Option<usize>,
+    /// A permit for each message that the broker takes now, if no batch was given up in the middle: their client holds back what is
+    /// too much. Closed when the connection is over.
+    pub(super) room: Arc<Semaphore>,
+    /// For who waits for answers, and has nothing more to send.
+    pub(super) prompt: Prompt,
     /// Why the broker ended it, if it said so.
     parting: Reason,
     /// Ends when the connection does.
@@ -48,17 +55,26 @@ impl Connection {
             false => failed(reason),
         };
         let (parting, mut client_options) = (Reason::default(), client_options.clone());
-        let told_by = Arc::clone(&parting);
+        let (told_by, prompt) = (Arc::clone(&parting), Prompt::default());
+        let prompted = prompt.clone();
         client_options.set_socket_connector(move |host, network| {
-            let ear = Ear::new(Arc::clone(&told_by));
-            async move { Ok(Overheard { stream: default_socket_connect(host, network).await?, ear }) }
+            let (ear, prompt) = (Ear::new(Arc::clone(&told_by)), prompted.clone());
+            async move {
+                let stream = default_socket_connect(host, network).await?;
+                let socket = prompt.of(&stream)?;
+                Ok(Overheard { stream, ear, _socket: socket })
+            }
         });
         let (client, mut events) =
             AsyncClient::builder(client_options).try_build().map_err(|error| failed(error.to_string()))?;
         let (tell, told) = oneshot::channel::<Result<ConnAck, (String, bool)>>();
         let part = Arc::clone(&parting);
         let name = options.name.clone();
+        // Until it is known how many there are.
+        let room = Arc::new(Semaphore::new(0));
+        let closed_with = ClosedWith(Arc::clone(&room));
         let driver = tokio::spawn(async move {
+            let _closed = closed_with;
             let mut tell = Some(tell);
             // Their client would connect again by itself, and repeat what was given up.
             loop {
@@ -83,15 +99,18 @@ impl Connection {
                 }
             }
         });
-        let mut connection = Self { client, max_packet: None, parting, driver };
+        let mut connection = Self { client, max_packet: None, room, prompt, parting, driver };
         let limit = options.connect_timeout;
         let accepted = match timeout(limit, told).await {
             Ok(Ok(accepted)) => accepted.map_err(|(reason, is_ours)| refused(reason, is_ours))?,
             Ok(Err(_)) => return Err(failed("the connection ended".to_owned())),
             Err(_) => return Err(failed(format!("no answer within {limit:?}"))),
         };
-        let packet = accepted.properties.and_then(|properties| properties.max_packet_size);
+        let properties = accepted.properties;
+        let packet = properties.as_ref().and_then(|properties| properties.max_packet_size);
         connection.max_packet = packet.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let at_once = properties.and_then(|properties| properties.receive_max).unwrap_or(u16::MAX);
+        connection.room.add_permits(usize::from(at_once.min(WINDOW)));
         Ok(connection)
     }
 
@@ -122,6 +141,15 @@ impl Connection {
     pub(super) async fn close(&self) {
         self.client.disconnect().await.ok();
         self.ended().await;
+    }
+}
+
+/// Closes the room of a connection when its driver ends, however that is.
+struct ClosedWith(Arc<Semaphore>);
+
+impl Drop for ClosedWith {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 

@@ -107,18 +107,20 @@ pub(super) fn judged(to: &str, result: &PublishResult, require_subscriber: bool)
             PubRecReason::PayloadFormatInvalid => Reason::PayloadFormatInvalid,
         },
     };
-    let text = format!("the broker refused a message on {to:?}: {reason:?}");
+    let text = || format!("the broker refused a message on {to:?}: {reason:?}");
     Err(match reason {
         Reason::Success => return Ok(()),
         Reason::NoMatchingSubscribers if !require_subscriber => return Ok(()),
         Reason::NoMatchingSubscribers => {
             PublishError::retryable(format!("nobody has subscribed to {to:?}; subscribe, or do not require it"))
         }
-        Reason::TopicNameInvalid | Reason::PayloadFormatInvalid => PublishError::permanent(text),
-        Reason::PacketIdentifierInUse => PublishError::outage(text),
-        Reason::NotAuthorized => PublishError::retryable(format!("{text}; the broker has to allow it to this user")),
+        Reason::TopicNameInvalid | Reason::PayloadFormatInvalid => PublishError::permanent(text()),
+        Reason::PacketIdentifierInUse => PublishError::outage(text()),
+        Reason::NotAuthorized => {
+            PublishError::retryable(format!("{}; the broker has to allow it to this user", text()))
+        }
         Reason::UnspecifiedError | Reason::ImplementationSpecificError | Reason::QuotaExceeded => {
-            PublishError::retryable(text)
+            PublishError::retryable(text())
         }
     })
 }

@@ -10,8 +10,9 @@ use serde::Deserialize;
 use crate::address;
 use crate::options::{connection_setters, five_seconds};
 
-/// How many messages wait to be sent, behind those that wait for their acknowledgement.
-const QUEUE: usize = 100;
+/// The most messages that are handed over and not acknowledged yet, also where the broker would take more. Their client writes all that
+/// it was handed before it reads an answer, so that many large ones would be taken for silence.
+pub(super) const WINDOW: u16 = 100;
 
 /// How to reach a broker that speaks MQTT 5, and how to publish there.
 #[derive(Clone, Deserialize)]
@@ -166,7 +167,9 @@ impl MqttOptions {
         }
         let id = self.client_id.clone().unwrap_or_else(|| format!("posthaste-{:016x}", fastrand::u64(..)));
         let mut options = rumqttc::MqttOptions::new(id, rumqttc::Broker::tcp(host.trim_matches(['[', ']']), port));
-        options.set_clean_start(true).set_connect_timeout(self.connect_timeout).set_request_channel_capacity(QUEUE);
+        options.set_clean_start(true).set_connect_timeout(self.connect_timeout);
+        // What is handed over together is written together; by default each message is a write of its own.
+        options.set_request_channel_capacity(usize::from(WINDOW)).set_max_request_batch(usize::from(WINDOW));
         let mut network = options.network_options();
         network.set_tcp_nodelay(true);
         options.set_network_options(network);

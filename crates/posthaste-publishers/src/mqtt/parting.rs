@@ -11,6 +11,8 @@ use std::task::{Context, Poll};
 use rumqttc::DisconnectReasonCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::prompt::Socket;
+
 /// The types of packets, in the upper half of their first byte.
 const CONNACK: u8 = 2;
 const DISCONNECT: u8 = 14;
@@ -22,6 +24,8 @@ pub(super) type Reason = Arc<OnceLock<DisconnectReasonCode>>;
 pub(super) struct Overheard<S> {
     pub(super) stream: S,
     pub(super) ear: Ear,
+    /// Ends with the stream.
+    pub(super) _socket: Arc<Socket>,
 }
 
 /// Follows the packets that come, and takes down the reason in DISCONNECT.

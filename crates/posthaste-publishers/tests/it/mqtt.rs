@@ -170,6 +170,35 @@ async fn a_batch_arrives_in_its_order_with_either_quality_of_service() {
 }
 
 #[tokio::test]
+async fn batches_share_what_the_broker_takes_at_once_and_one_that_is_given_up_keeps_no_room() {
+    for most in ["max_inflight_messages 1", "max_inflight_messages 20"] {
+        let (_server, url) = Started::new("mosquitto", &["allow_anonymous true", most]);
+        let reader = Reader::new(&url, "shared/#", &[]);
+        let mqtt = connect(&url).await;
+        let batch = |topic: String| mqtt.publish(messages(&topic, &topic, 50));
+        assert!(batch("given-up".to_owned()).now_or_never().is_none());
+        let batches = (0..4).map(|number| batch(format!("shared/{number}")));
+        for results in futures_util::future::join_all(batches).await {
+            assert_eq!(kinds(&results), [None; 50], "{most}");
+        }
+        let read = reader.read(200);
+        for number in 0..4 {
+            let topic = format!("shared/{number}");
+            let of_batch: Vec<_> = read.iter().filter(|message| message["topic"] == topic).cloned().collect();
+            assert_eq!(bodies(&of_batch), (0..50).collect::<Vec<_>>(), "{most}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_gives_no_time_for_an_answer_is_not_answered() {
+    let mqtt = Mqtt::connect(MqttOptions::new(url()).ack_timeout(Duration::ZERO)).await.unwrap();
+    let publishing = mqtt.publish(messages("no-time", "m", 30));
+    let results = tokio::time::timeout(Duration::from_secs(20), publishing).await.expect("it ends");
+    assert_eq!(kinds(&results), [OUTAGE; 30]);
+}
+
+#[tokio::test]
 async fn a_retained_message_is_there_for_who_comes_later() {
     let mqtt = Mqtt::connect(MqttOptions::new(url()).retain(true)).await.unwrap();
     let topic = format!("retained/{}", std::process::id());

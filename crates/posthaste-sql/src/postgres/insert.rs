@@ -12,7 +12,7 @@ use super::moment::{Moment, interval};
 use super::sql::{INSERT_VALUES_ROW, PARAMETERS};
 use super::{PgStore, fault};
 use crate::driver::{DriverStore, Insert, Parameter, Refusal, headers, taken_id};
-use crate::plain::are_plain;
+use crate::plain::{are_alike, are_plain};
 
 /// The most rows, and about the most bytes of payload, in one statement: a message of PostgreSQL has at most 1 GB.
 const MOST_ROWS: usize = 10_000;
@@ -86,8 +86,22 @@ impl PgStore {
         fn column<'a, T>(rows: &'a [NewRow], value: impl Fn(&'a Event) -> T) -> Vec<T> {
             rows.iter().map(|row| value(&row.event)).collect()
         }
+        let plain = are_plain(rows);
+        if plain && are_alike(rows) {
+            let first = &rows[0];
+            let query = sqlx::query(self.sql.insert_alike.clone())
+                .bind(column(rows, |event| event.id().as_str()))
+                .bind(column(rows, Event::aggregate_id))
+                .bind(column(rows, |event| event.payload().as_json()))
+                .bind(column(rows, |event| Moment(event.occurred_at())))
+                .bind(first.event.event_type())
+                .bind(first.event.aggregate_type())
+                .bind(first.event.content_type())
+                .bind(first.lease.as_ref().map(Lease::as_str));
+            return query.execute(connection).await.map(drop);
+        }
         let leases: Vec<_> = rows.iter().map(|row| row.lease.as_ref().map(Lease::as_str)).collect();
-        if are_plain(rows) {
+        if plain {
             let query = sqlx::query(self.sql.insert_plain.clone())
                 .bind(column(rows, |event| event.id().as_str()))
                 .bind(column(rows, Event::event_type))

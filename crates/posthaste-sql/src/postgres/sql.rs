@@ -352,6 +352,14 @@ pub(super) const INSERT_PLAIN: &str = "INSERT INTO {table} (event_id, event_type
      FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::text[]) \
      AS event (event_id, event_type, aggregate_type, aggregate_id, payload, occurred_at, lease)";
 
+/// The same of one type and under one lease, or none: what they share is sent once.
+pub(super) const INSERT_ALIKE: &str = "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, payload, \
+     content_type, occurred_at, created_at, available_at, locked_by, locked_at) \
+     SELECT event_id, $5::text, $6::text, aggregate_id, payload, $7::text, occurred_at, statement_timestamp(), \
+     statement_timestamp(), $8::text, CASE WHEN $8::text IS NOT NULL THEN statement_timestamp() END \
+     FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) \
+     AS event (event_id, aggregate_id, payload, occurred_at)";
+
 /// One row.
 pub(super) const INSERT_ONE: &str = concat!(
     insert_into!(),
