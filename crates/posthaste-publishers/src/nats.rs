@@ -43,6 +43,7 @@
 
 mod connection;
 mod error;
+mod headers;
 mod inbox;
 mod options;
 mod sending;

@@ -2,13 +2,10 @@
 
 use std::collections::HashSet;
 use std::pin::{Pin, pin};
-use std::str::FromStr;
 use std::time::Duration;
 
 use async_nats::client::PublishErrorKind;
-use async_nats::header::{
-    HeaderMap, HeaderName, HeaderValue, NATS_EXPECTED_LAST_MESSAGE_ID, NATS_EXPECTED_STREAM, NATS_MESSAGE_ID,
-};
+use async_nats::header::HeaderMap;
 use async_nats::{StatusCode, Subject};
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -18,16 +15,12 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::{Connection, News};
 use super::error::{Trouble, answered, lost, too_large};
+use super::headers::{CONTENT_TYPE, EXPECTED_LAST_MESSAGE_ID, EXPECTED_STREAM, Lines};
 use super::inbox::{Answer, Inbox};
 use crate::publisher::{Message, PublishError};
 
-const CONTENT_TYPE: HeaderName = HeaderName::from_static("content-type");
-const EVENT_ID: HeaderName = HeaderName::from_static("event-id");
-const EVENT_TYPE: HeaderName = HeaderName::from_static("event-type");
-const AGGREGATE_TYPE: HeaderName = HeaderName::from_static("aggregate-type");
-const AGGREGATE_ID: HeaderName = HeaderName::from_static("aggregate-id");
-const TENANT_ID: HeaderName = HeaderName::from_static("tenant-id");
-const OCCURRED_AT: HeaderName = HeaderName::from_static("occurred-at");
+/// How many bytes the headers of a message have in all, or a little less.
+const USUAL: usize = 320;
 
 /// By what a stream knows a message. It may have several of the subjects that an event goes to: it is a repeat only if the subject
 /// is the same.
@@ -63,19 +56,17 @@ impl Preparing {
         behind: Option<&Message>,
     ) -> Result<Prepared, PublishError> {
         let subject = self.subject(&message.to)?;
-        let mut headers = HeaderMap::new();
-        for (name, value) in message.headers.entries() {
-            headers.insert(header_name(name)?, header_value(name.unwrap_or_else(|name| name), value)?);
-        }
-        headers.insert(CONTENT_TYPE, header_value("content-type", &message.content_type)?);
-        headers.insert(NATS_MESSAGE_ID, header_value("Nats-Msg-Id", &id_of(message))?);
+        let mut lines = Lines::new(&id_of(message), USUAL)?;
+        // Before those of the event: the server looks for the first place where such a name stands, be it within a value.
         if let Some(behind) = behind {
-            headers.insert(NATS_EXPECTED_LAST_MESSAGE_ID, header_value("Nats-Expected-Last-Msg-Id", &id_of(behind))?);
+            lines.push(EXPECTED_LAST_MESSAGE_ID, &id_of(behind))?;
         }
         if let Some(stream) = expected_stream {
-            headers.insert(NATS_EXPECTED_STREAM, header_value("Nats-Expected-Stream", stream)?);
+            lines.push(EXPECTED_STREAM, stream)?;
         }
-        Ok(Prepared { subject, headers, body: message.body.to_bytes() })
+        lines.push(CONTENT_TYPE, &message.content_type)?;
+        lines.push_all(&message.headers)?;
+        Ok(Prepared { subject, headers: lines.into_headers(), body: message.body.to_bytes() })
     }
 
     fn subject(&mut self, to: &str) -> Result<Subject, PublishError> {
@@ -423,32 +414,6 @@ pub(super) fn no_subject(text: &str) -> PublishError {
     ))
 }
 
-/// What lives for ever is `Ok`.
-fn header_name(name: Result<&'static str, &str>) -> Result<HeaderName, PublishError> {
-    // Nearly all of them, of which nothing is left to find out.
-    match name {
-        Ok("event-id") => return Ok(EVENT_ID),
-        Ok("event-type") => return Ok(EVENT_TYPE),
-        Ok("aggregate-type") => return Ok(AGGREGATE_TYPE),
-        Ok("aggregate-id") => return Ok(AGGREGATE_ID),
-        Ok("tenant-id") => return Ok(TENANT_ID),
-        Ok("occurred-at") => return Ok(OCCURRED_AT),
-        _ => {}
-    }
-    let name = name.unwrap_or_else(|name| name);
-    let is_one = !name.is_empty() && name.bytes().all(|sign| sign.is_ascii_graphic() && sign != b':');
-    HeaderName::from_str(name).ok().filter(|_| is_one).ok_or_else(|| {
-        PublishError::permanent(format!(
-            "{name:?} is no name for a header in NATS, which has visible ASCII without colons"
-        ))
-    })
-}
-
-fn header_value(name: &str, value: &str) -> Result<HeaderValue, PublishError> {
-    HeaderValue::from_str(value)
-        .map_err(|_| PublishError::permanent(format!("the header {name:?} has a line break, which NATS cannot carry")))
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
@@ -508,6 +473,21 @@ mod tests {
         }
         awaited.tell();
         assert_eq!(told.into_inner().unwrap(), [3, 4, 5]);
+    }
+
+    #[test]
+    fn what_a_stream_looks_for_stands_before_what_an_event_says() {
+        let (mut message, before) = (of_key("a"), of_key("a"));
+        message.headers.push("note", "Nats-Expected-Stream: other");
+        message.headers.push("remark", "Nats-Expected-Last-Msg-Id: other");
+        let prepared = Preparing::default().prepared(&message, Some("ours"), Some(&before)).ok().unwrap();
+        let sent = prepared.headers.get("Nats-Msg-Id").unwrap().as_str();
+        let names: Vec<_> = sent.split("\r\n").skip(1).map(|line| line.split_once(": ").unwrap().0).collect();
+        assert_eq!(
+            names,
+            ["Nats-Expected-Last-Msg-Id", "Nats-Expected-Stream", "content-type", "note", "remark"],
+            "{sent}"
+        );
     }
 
     #[test]
