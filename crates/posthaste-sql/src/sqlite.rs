@@ -20,7 +20,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryFutureExt;
 use posthaste_core::EventId;
 use posthaste_core::Timestamp;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, LaneStore, Lease, RelayStore, Settled, Settlement};
@@ -393,6 +392,7 @@ macro_rules! patiently {
                 let turn = $store.gate.enter().await?;
                 let outcome = $attempt.await;
                 drop(turn);
+                $crate::sqlite::gate::let_others_go_on().await;
                 match outcome {
                     Ok(answer) => return Ok(answer),
                     Err(error) => patience.after(error, $store.table()).await?,
@@ -406,7 +406,7 @@ use patiently;
 /// Each of these waits up to 30 s for transactions of other processes before it answers [`Error::Busy`].
 impl RelayStore for SqliteStore {
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
-        Box::pin(patiently!(self, self.try_claim(claim)).map_ok(claim::Leased::decode))
+        Box::pin(async move { Ok(patiently!(self, self.try_claim(claim)).await?.decode().await) })
     }
 
     fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {

@@ -7,6 +7,7 @@ use posthaste_core::store::{Claim, Claimed, Lease};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
+use super::gate::{AT_ONCE, let_others_go_on};
 use super::{SqliteStore, row, settle};
 use crate::admin::limit;
 
@@ -19,8 +20,13 @@ pub(super) struct Leased {
 
 impl Leased {
     /// Makes events of the rows. Done after the turn to write is over: the next writer need not wait for it.
-    pub(super) fn decode(self) -> Claimed {
-        let mut taken: Vec<_> = self.rows.into_iter().map(|row| row::taken(&row, self.now)).collect();
+    pub(super) async fn decode(self) -> Claimed {
+        let mut taken = Vec::with_capacity(self.rows.len());
+        let mut rows = self.rows.into_iter();
+        while rows.len() > 0 {
+            taken.extend(rows.by_ref().take(AT_ONCE).map(|row| row::taken(&row, self.now)));
+            let_others_go_on().await;
+        }
         // RETURNING promises no order.
         taken.sort_unstable_by_key(|taken| (taken.available_at, taken.seq));
         let mut claimed = Claimed { next_in: self.next_in, ..Claimed::default() };

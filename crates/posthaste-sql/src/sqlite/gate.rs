@@ -43,6 +43,17 @@ impl Gate {
     }
 }
 
+/// How many events are made of rows before others are let go on.
+pub(super) const AT_ONCE: usize = 64;
+
+/// Lets others go on, who may have the turn to write by now, or the connection.
+///
+/// What was given up has woken them on the thread that gave it up, where no other takes them over, and what SQLite's thread answers to
+/// them waits until one of ours is free. To make events of a thousand rows takes milliseconds, in which nothing would be written.
+pub(super) async fn let_others_go_on() {
+    tokio::task::yield_now().await;
+}
+
 /// How long we try again in all, on top of SQLite's own waiting.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);

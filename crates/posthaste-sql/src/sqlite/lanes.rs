@@ -14,7 +14,7 @@ use posthaste_core::{Event, Timestamp};
 use sqlx::SqlStr;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::gate::Patience;
+use super::gate::{AT_ONCE, Patience, let_others_go_on};
 use super::sql::DIALECT;
 use super::sql::lanes as sql;
 use super::tx::begin_immediate;
@@ -249,8 +249,10 @@ impl SqliteStore {
             if row::is_held(last) {
                 let of_lane =
                     |row| row::in_lane(row, part.lease.lane, now).row(read.lease_duration, || row::key_of(row));
-                let rows = rows.iter().map(of_lane);
-                found.rows.extend(rows);
+                for rows in rows.chunks(AT_ONCE) {
+                    let_others_go_on().await;
+                    found.rows.extend(rows.iter().map(of_lane));
+                }
             } else {
                 found.lost.push(part.lease);
             }
