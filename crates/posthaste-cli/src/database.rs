@@ -207,24 +207,13 @@ impl Database {
 
     /// The moment, by the clock that events are due by.
     pub(crate) async fn now(&self) -> Result<Timestamp, store::Error> {
-        let asked = match self {
-            // It has the clock of this machine.
-            Self::Sqlite(_) => return Ok(Timestamp::now()),
-            Self::Postgres(store) => sqlx::query_scalar(POSTGRES_CLOCK).fetch_one(store.pool()).await,
-            Self::MySql(store) => sqlx::query_scalar(MYSQL_CLOCK).fetch_one(store.pool()).await,
-        };
-        asked.map(Timestamp::from_micros).map_err(|error| store::Error::Unavailable(error.into()))
+        self.admin().clock().await
     }
 
     pub(crate) async fn close(&self) {
         with_store!(self, store => store.close().await);
     }
 }
-
-/// Asks a server for the moment, in microseconds since 1970.
-pub(crate) const POSTGRES_CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
-pub(crate) const MYSQL_CLOCK: &str =
-    "SELECT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
 
 fn lacking(missing: Missing, settings: &settings::Database) -> store::Error {
     match missing {

@@ -195,7 +195,10 @@ async fn change(database: &Database, choice: Choice, change: Change) -> Result<E
         let verb = change.verb();
         return Err(anyhow::anyhow!("say which events to {verb}: ids, a filter such as --error TEXT, or --all").into());
     }
-    let filter = choice.wanted.filter(vec![Status::Dead], database).await?;
+    let mut filter = choice.wanted.filter(vec![Status::Dead], database).await?;
+    // What dies from now on is not among those that are shown, so it is left alone; also what dies for the second time, after it was
+    // redriven here.
+    filter.ended_before = Some(database.now().await?);
     let mut fitting = Vec::new();
     let mut count = 0;
     if choice.ids.is_empty() {
@@ -245,7 +248,7 @@ async fn change(database: &Database, choice: Choice, change: Change) -> Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// Goes on until as many are changed as were counted: what dies again meanwhile is not changed again and again.
+/// Goes on until as many are changed as were counted.
 async fn in_chunks(store: &dyn AdminStore, mut which: Redrive, change: Change, count: usize) -> Result<u64, Failed> {
     let total = u64::try_from(count).unwrap_or(u64::MAX);
     let bar = ProgressBar::new(total).with_style(

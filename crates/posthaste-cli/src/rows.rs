@@ -57,6 +57,7 @@ impl Wanted {
             tenant_id: self.tenant,
             created_from: When::of(self.since, database).await?,
             created_before: When::of(self.until, database).await?,
+            ended_before: None,
             error_contains: self.error,
         })
     }

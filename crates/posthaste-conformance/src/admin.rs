@@ -161,7 +161,7 @@ pub async fn case_35_redrive_by_id<F: Fixture>(fixture: F) {
     assert_at(&store, &id("dead too"), Status::Dead, 1).await;
 }
 
-/// A redrive by filter goes on in chunks and ends when nothing is left, even if the rows die again meanwhile.
+/// A redrive by filter goes on in chunks and ends when nothing is left.
 pub async fn case_35_redrive_by_filter<F: Fixture>(fixture: F) {
     let store = fixture.store();
     let rows = events(25);
@@ -194,6 +194,58 @@ pub async fn case_35_redrive_by_filter<F: Fixture>(fixture: F) {
     }
     assert_eq!(chunks, [8, 8, 4, 0]);
     assert_eq!(counts(&store).await, Counts { new: 20, dead: 5, ..Counts::default() });
+}
+
+/// Rows that die again between the chunks of a redrive are left alone if it is about those that had died by its beginning: it ends,
+/// and has redriven each of them once.
+pub async fn case_35_redrive_what_dies_again<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    let rows = events(5);
+    insert(&store, &rows).await;
+    die(&store, 5).await;
+    fixture.advance(HOUR).await;
+    let filter = Filter { ended_before: Some(store.clock().await.unwrap()), ..Filter::default() };
+    let redrive = Redrive { chunk: 2, ..Redrive::matching(filter) };
+    for (chunk, ids) in [&rows[..2], &rows[2..4], &rows[4..]].into_iter().enumerate() {
+        assert_eq!(store.redrive(&redrive).await.unwrap(), ids.len() as u64, "chunk {chunk}");
+        assert_eq!(die(&store, 5).await, ids_of(ids), "chunk {chunk}");
+    }
+    assert_eq!(store.redrive(&redrive).await.unwrap(), 0);
+    assert_eq!(counts(&store).await, Counts { dead: 5, ..Counts::default() });
+}
+
+/// Lets everything die that is due, and says what that was, in its order.
+async fn die<S: RelayStore>(store: &S, limit: usize) -> Vec<String> {
+    let (lease, rows) = claim(store, limit).await;
+    let mut numbered = Vec::new();
+    for row in &rows {
+        settle(store, row.event.id(), &lease, dead()).await;
+        numbered.push((row.seq, row.event.id().to_string()));
+    }
+    numbered.sort();
+    numbered.into_iter().map(|(_, id)| id).collect()
+}
+
+/// A row that dies after somebody has looked is not discarded with those that he saw, whatever its number; nor one that is pending.
+pub async fn case_35_discard_what_was_seen<F: Fixture>(fixture: F) {
+    let store = fixture.store();
+    insert(&store, &[crate::rows::event_with_id("dies late"), crate::rows::event_with_id("pending")]).await;
+    let (lease, _) = claim(&store, 2).await;
+    ended(&store, "done", Action::Done).await;
+    for name in ["a", "b"] {
+        ended(&store, name, dead()).await;
+    }
+    fixture.advance(HOUR).await;
+    let filter = Filter { ended_before: Some(store.clock().await.unwrap()), ..Filter::default() };
+    assert_eq!(listed(&store, filter.clone()).await, ["done", "a", "b"], "what is pending has not ended");
+    settle(&store, &EventId::new("dies late").unwrap(), &lease, dead()).await;
+    assert_eq!(listed(&store, filter.clone()).await, ["done", "a", "b"]);
+    let discard = Redrive { chunk: 2, ..Redrive::matching(filter.clone()) };
+    assert_eq!(store.discard(&discard).await.unwrap(), 2);
+    assert_eq!(store.discard(&discard).await.unwrap(), 0);
+    let named = ["dies late", "pending"].map(|id| EventId::new(id).unwrap());
+    assert_eq!(store.discard(&Redrive { ids: Some(named.into()), ..discard }).await.unwrap(), 0, "by id as well");
+    assert_eq!(listed(&store, Filter::default()).await, ["dies late", "pending", "done"]);
 }
 
 /// What is discarded is gone: DEAD rows by id or by filter, in chunks, and no others.

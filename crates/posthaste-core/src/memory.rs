@@ -383,6 +383,10 @@ impl AdminStore for MemoryStore {
         Box::pin(async move { Ok(self.table().list(filter, page)) })
     }
 
+    fn clock(&self) -> BoxFuture<'_, Result<Timestamp, Error>> {
+        Box::pin(async move { Ok(self.now()) })
+    }
+
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
         Box::pin(async move { Ok(self.table().redrive(redrive, self.now())) })
     }

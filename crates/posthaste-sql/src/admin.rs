@@ -50,6 +50,11 @@ where
             query.push(condition).push(open).push_bind(moment.as_micros()).push(close);
         }
     }
+    if let Some(moment) = filter.ended_before {
+        // Statements of other programs may end a row without the moment; its insert then stands in for it.
+        query.push(" AND CASE WHEN status IN (1, 3) THEN coalesce(done_at, created_at) END < ");
+        query.push(open).push_bind(moment.as_micros()).push(close);
+    }
     if let Some(text) = &filter.error_contains {
         let (open, close) = dialect.error_contains;
         query.push(" AND ").push(open).push_bind(text.clone()).push(close);

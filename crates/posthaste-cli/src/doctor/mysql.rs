@@ -6,7 +6,9 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::finding::Findings;
 use super::{Clock, Patient, index_is_missing, quoted};
-use crate::database::MYSQL_CLOCK;
+
+/// The moment, in microseconds since 1970.
+const CLOCK: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
 
 /// From how many undone changes on the server is behind with tidying up.
 const HISTORY: i64 = 1_000_000;
@@ -16,7 +18,7 @@ const CHANGED: [&str; 7] = ["status", "attempts", "available_at", "done_at", "la
 
 pub(super) async fn clock(store: &MySqlStore) -> Result<Clock, sqlx::Error> {
     let mut connection = store.pool().acquire().await?;
-    Clock::ask(async || sqlx::query_scalar(MYSQL_CLOCK).fetch_one(&mut *connection).await).await
+    Clock::ask(async || sqlx::query_scalar(CLOCK).fetch_one(&mut *connection).await).await
 }
 
 pub(super) async fn look(

@@ -5,8 +5,10 @@ use sqlx::{AssertSqlSafe, PgConnection, Row};
 
 use super::finding::Findings;
 use super::{Clock, Patient, index_is_missing, index_statements, quoted};
-use crate::database::POSTGRES_CLOCK;
 use crate::output::cut;
+
+/// The moment, in microseconds since 1970.
+const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
 /// Dead rows that autovacuum leaves alone by itself, whatever the table.
 const DEAD_ROWS: i64 = 10_000;
@@ -51,7 +53,7 @@ pub(super) async fn is_standby(store: &PgStore, found: &mut Findings) -> Result<
 
 pub(super) async fn clock(store: &PgStore) -> Result<Clock, sqlx::Error> {
     let mut connection = connection(store).await?;
-    Clock::ask(async || sqlx::query_scalar(POSTGRES_CLOCK).fetch_one(&mut connection).await).await
+    Clock::ask(async || sqlx::query_scalar(CLOCK).fetch_one(&mut connection).await).await
 }
 
 pub(super) async fn look(

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 
 use crate::place::Place;
 use crate::{stderr, stdout};
@@ -306,6 +306,37 @@ fn the_dead_are_grouped_redriven_and_discarded_and_nothing_without_a_yes() {
     assert_eq!(here.ok(&["dead", "discard", "--error", "no route", "--yes"]), "3 discarded\n");
     assert_eq!((&stats()["dead"], &stats()["new"]), (&0.into(), &9.into()));
     assert!(here.fails(1, &["dead", "discard", "--all", "--yes"]).contains("nothing to discard"));
+}
+
+/// In chunks, of which each dies before the next.
+#[tokio::test]
+async fn what_dies_again_is_redriven_once_and_the_rest_as_well() {
+    let here = Place::with(NOWHERE);
+    dead(&here, 5);
+    // After the redrive, whatever clock SQLite has for it.
+    let dies = "CREATE TRIGGER dies AFTER UPDATE OF status ON outbox_event WHEN old.status = 3 AND new.status = 0 BEGIN \
+                UPDATE outbox_event SET status = 3, last_error = 'again', attempts = 1, \
+                done_at = CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER) + 60000000 WHERE seq = new.seq; END";
+    in_file(&here, dies).await;
+    assert_eq!(here.ok(&["dead", "redrive", "--all", "--chunk", "2", "--yes"]), "5 redriven\n");
+    let list = here.json(&["dead", "list", "--each", "--error", "again", "--output", "json"]);
+    assert_eq!(ids(&list), ["e1", "e2", "e3", "e4", "e5"]);
+}
+
+/// So many events that are DEAD.
+fn dead(here: &Place, count: usize) {
+    for n in 1..=count {
+        here.ok(&["events", "write", "--id", &format!("e{n}"), "--type", "Paid", "{}"]);
+    }
+    here.ok(&["relay", "--once"]);
+}
+
+/// Says something to SQLite.
+async fn in_file(here: &Place, sql: &str) {
+    let url = format!("sqlite:{}", here.path("posthaste.db").display());
+    let mut connection = SqliteConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
 }
 
 #[test]

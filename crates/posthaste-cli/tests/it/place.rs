@@ -90,20 +90,25 @@ impl Place {
 
     /// Runs a command with one end of a terminal as its standard output (1) or standard error (2): what it prints, and what it says.
     pub(crate) fn on_terminal(&self, stream: u8, arguments: &[&str]) -> (String, String) {
-        let ended = self.with_terminal(&stream.to_string(), "", arguments);
+        let ended = self.with_terminal(&stream.to_string(), (&[], ""), arguments);
         assert_eq!(ended.status, 0, "{arguments:?}: {ended:?}");
         (ended.printed, ended.said)
     }
 
     /// Runs a command for somebody at a terminal, who types this when he is asked; `^D` and `^C` are keys.
     pub(crate) fn answering(&self, answer: &str, arguments: &[&str]) -> Ended {
-        let ended = self.with_terminal("02", answer, arguments);
+        self.answering_after(&[], answer, arguments)
+    }
+
+    /// The same for somebody who thinks about it for as long as another command takes, which has to end well.
+    pub(crate) fn answering_after(&self, meanwhile: &[&str], answer: &str, arguments: &[&str]) -> Ended {
+        let ended = self.with_terminal("02", (meanwhile, answer), arguments);
         assert!(ended.asked, "{arguments:?}: nothing was asked: {ended:?}");
         ended
     }
 
     /// Runs a command with a terminal as these of its streams.
-    fn with_terminal(&self, streams: &str, answer: &str, arguments: &[&str]) -> Ended {
+    fn with_terminal(&self, streams: &str, (meanwhile, answer): (&[&str], &str), arguments: &[&str]) -> Ended {
         const TERMINAL: &str = include_str!("terminal.py");
         let ours = self.command(arguments);
         let mut python = Command::new("python3");
@@ -114,6 +119,10 @@ impl Place {
                 Some(value) => python.env(name, value),
                 None => python.env_remove(name),
             };
+        }
+        if !meanwhile.is_empty() {
+            let command = [&[env!("CARGO_BIN_EXE_posthaste")], meanwhile].concat();
+            python.env("MEANWHILE", serde_json::to_string(&command).unwrap());
         }
         let output = crate::tool("python3", &mut python);
         assert!(output.status.success(), "{arguments:?}: {}{}", stdout(&output), stderr(&output));

@@ -3,7 +3,8 @@
 terminal.py STREAMS ANSWER PROGRAM ARGUMENT...
 
 STREAMS are the numbers of those that are the terminal: 1, 2, or 02 for who is to be asked. ANSWER is typed when the program has asked
-something, with ^C and ^D as keys; it is empty where nothing is to be typed.
+something, with ^C and ^D as keys; it is empty where nothing is to be typed. The command in the variable MEANWHILE, as JSON, is run
+between the question and the answer.
 """
 
 import fcntl
@@ -21,6 +22,7 @@ QUESTION = b"[y/N] "
 PATIENCE = 60
 
 terminal, answer, program = sys.argv[1], sys.argv[2].encode(), sys.argv[3:]
+meanwhile = json.loads(os.environ.pop("MEANWHILE", "[]"))
 ours, theirs = pty.openpty()
 fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
 # ^C is for whoever has the terminal. That is this process, and what it starts: were the program alone the first of its session, its end
@@ -50,6 +52,8 @@ def read():
             shown.extend(part)
             if answer and not asked and shown.endswith(QUESTION):
                 asked = True
+                if meanwhile:
+                    subprocess.run(meanwhile, check=True, stdin=subprocess.DEVNULL, capture_output=True)
                 os.write(ours, answer.replace(b"^C", b"\x03").replace(b"^D", b"\x04"))
     except OSError:
         pass

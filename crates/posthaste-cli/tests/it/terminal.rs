@@ -181,6 +181,23 @@ fn whoever_is_asked_decides() {
     assert_eq!(counts(), (2.into(), 0.into(), 0.into()));
 }
 
+/// What is given up while he thinks about it was not shown to him.
+#[test]
+fn what_dies_after_the_question_is_left_alone() {
+    for (command, done) in [("discard", "2 discarded\n"), ("redrive", "2 redriven\n")] {
+        let here = Place::with(NOWHERE);
+        with_events(&here, 3);
+        // The first is on its way again.
+        here.ok(&["dead", "redrive", "1", "--yes"]);
+        let ended = here.answering_after(&["relay", "--once"], "y\n", &["dead", command, "--all"]);
+        assert!(ended.said.contains(&format!("2 events to {command}")), "{ended:?}");
+        assert_eq!((ended.status, &*ended.printed), (0, done), "{ended:?}");
+        let left = here.json(&["dead", "list", "--each", "--output", "json"]);
+        let left: Vec<_> = left.as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap()).collect();
+        assert_eq!(left, ["1"], "{command}");
+    }
+}
+
 #[test]
 fn whoever_is_asked_decides_about_aggregates() {
     let here = Place::with(&format!("[relay]\nordered = true\n{NOWHERE}"));

@@ -50,6 +50,11 @@ impl Row {
         !self.status.is_final()
     }
 
+    /// When it became DONE or DEAD, if it did.
+    fn ended_at(&self) -> Option<Timestamp> {
+        self.status.is_final().then(|| self.done_at.unwrap_or(self.created_at))
+    }
+
     fn key(&self) -> Option<Key> {
         Key::of(&self.event)
     }
@@ -513,6 +518,7 @@ fn fits(row: &Row, filter: &Filter) -> bool {
         && filter.tenant_id.as_deref().is_none_or(|wanted| Some(wanted) == event.tenant_id())
         && filter.created_from.is_none_or(|from| row.created_at >= from)
         && filter.created_before.is_none_or(|before| row.created_at < before)
+        && filter.ended_before.is_none_or(|before| row.ended_at().is_some_and(|at| at < before))
         && filter
             .error_contains
             .as_deref()

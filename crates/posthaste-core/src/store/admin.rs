@@ -91,8 +91,32 @@ pub trait AdminStore: Send + Sync + 'static {
     /// ```
     fn list<'a>(&'a self, filter: &'a Filter, page: &'a Page) -> BoxFuture<'a, Result<Vec<Record>, Error>>;
 
+    /// What the clock says that rows have their moments from: that of the database. Default: refused.
+    ///
+    /// ```
+    /// # extern crate posthaste_core as posthaste;
+    /// # use posthaste::{Delivery, MemoryStore, Outbox};
+    /// use posthaste::store::Filter;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let outbox = Outbox::builder(MemoryStore::new()).listen_all(|_: Delivery| async {}).start().await?;
+    /// let ended_by_now = Filter { ended_before: Some(outbox.admin().clock().await?), ..Filter::default() };
+    /// # let _ = ended_by_now;
+    /// # outbox.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn clock(&self) -> BoxFuture<'_, Result<Timestamp, Error>> {
+        Box::pin(std::future::ready(Err(Error::Refused("this store does not tell what its clock says".into()))))
+    }
+
     /// Makes DEAD rows NEW again, with no attempts, no error, and available at once. Rows of another status are left
     /// alone. Works on one chunk, and says how many rows it changed; it is over when that is none.
+    ///
+    /// A chunk is of the rows with the lowest numbers, and a row keeps its own. Where they die again before the next chunk, which
+    /// they do while the cause lasts, they come first again: say with [`Filter::ended_before`] that it is about those that had died
+    /// by the beginning, and each is redriven once.
     ///
     /// ```
     /// # extern crate posthaste_core as posthaste;
@@ -111,7 +135,11 @@ pub trait AdminStore: Send + Sync + 'static {
     /// # outbox.shutdown().await;
     /// assert_eq!(outbox.admin().redrive(&Redrive::ids([id])).await?, 1);
     ///
-    /// let expired = Filter { error_contains: Some("certificate".into()), ..Filter::default() };
+    /// let expired = Filter {
+    ///     error_contains: Some("certificate".into()),
+    ///     ended_before: Some(outbox.admin().clock().await?),
+    ///     ..Filter::default()
+    /// };
     /// while outbox.admin().redrive(&Redrive::matching(expired.clone())).await? > 0 {}
     /// # Ok(())
     /// # }
@@ -318,6 +346,11 @@ pub struct Filter {
     pub created_from: Option<Timestamp>,
     /// Inserted before this moment.
     pub created_before: Option<Timestamp>,
+    /// Became DONE or DEAD before this moment, which no pending row has. Whoever works in chunks says what [`AdminStore::clock`]
+    /// said when he began: what ends meanwhile, perhaps for the second time, is then none of his.
+    ///
+    /// A row that another program ended without saying when has ended at its insert.
+    pub ended_before: Option<Timestamp>,
     /// An error that contains this text, letter for letter.
     pub error_contains: Option<String>,
 }

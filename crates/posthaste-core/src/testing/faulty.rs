@@ -14,6 +14,7 @@ use crate::store::{
     Maintained, NewRow, Page, Pause, Paused, Purge, Record, Redrive, RelayStore, Settled, Settlement, StalledKey,
     WriteStore,
 };
+use crate::time::Timestamp;
 
 /// A store around another, whose calls fail or wait when [`Faults`] says so.
 ///
@@ -351,6 +352,10 @@ impl<S: AdminStore> AdminStore for Faulty<S> {
 
     fn list<'a>(&'a self, filter: &'a Filter, page: &'a Page) -> BoxFuture<'a, Result<Vec<Record>, Error>> {
         self.inner.list(filter, page)
+    }
+
+    fn clock(&self) -> BoxFuture<'_, Result<Timestamp, Error>> {
+        self.inner.clock()
     }
 
     fn discard<'a>(&'a self, dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {

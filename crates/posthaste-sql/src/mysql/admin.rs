@@ -1,10 +1,10 @@
 //! What an operator asks.
 
-use posthaste_core::EventId;
 use posthaste_core::store::{
     AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, LaneHolders, Order, Page, Pause, Paused,
     Purge, Record, Redrive, StalledKey, Status,
 };
+use posthaste_core::{EventId, Timestamp};
 use sqlx::{MySql, QueryBuilder, SqlStr};
 
 use super::insert::length;
@@ -14,6 +14,9 @@ use super::{MySqlStore, patiently, row};
 use crate::admin::{limit, pauses, push_filter};
 use crate::finish::finish;
 use crate::many::MOST;
+
+/// The moment, in microseconds since 1970.
+const CLOCK: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
 
 impl AdminStore for MySqlStore {
     fn counts(&self) -> BoxFuture<'_, Result<Counts, Error>> {
@@ -28,6 +31,10 @@ impl AdminStore for MySqlStore {
     fn list<'a>(&'a self, filter: &'a Filter, page: &'a Page) -> BoxFuture<'a, Result<Vec<Record>, Error>> {
         let (filter, page) = (filter.clone(), *page);
         patiently!(self, |store| store.try_list(&filter, &page))
+    }
+
+    fn clock(&self) -> BoxFuture<'_, Result<Timestamp, Error>> {
+        patiently!(self, |store| store.try_clock())
     }
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
@@ -97,6 +104,10 @@ impl MySqlStore {
             }
         }
         Ok(counts)
+    }
+
+    async fn try_clock(&self) -> Result<Timestamp, sqlx::Error> {
+        Ok(Timestamp::from_micros(sqlx::query_scalar(CLOCK).fetch_one(&self.pool).await?))
     }
 
     async fn try_pauses(&self) -> Result<Vec<Pause>, sqlx::Error> {

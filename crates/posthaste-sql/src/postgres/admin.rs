@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use posthaste_core::EventId;
 use posthaste_core::store::{
     AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, LaneHolders, Maintained, Order, Page, Pause,
     Paused, Purge, Record, Redrive, StalledKey, Status,
 };
+use posthaste_core::{EventId, Timestamp};
 use sqlx::postgres::Postgres;
 use sqlx::{QueryBuilder, SqlStr};
 
@@ -17,6 +17,9 @@ use crate::admin::{FINAL, limit, pauses, push_filter};
 
 /// Rows that somebody else is changing are passed by: they change already.
 const LOCK: &str = " FOR UPDATE SKIP LOCKED))";
+
+/// The moment, in microseconds since 1970.
+const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
 impl AdminStore for PgStore {
     fn counts(&self) -> BoxFuture<'_, Result<Counts, Error>> {
@@ -47,6 +50,13 @@ impl AdminStore for PgStore {
             let mut query = self.list_query(filter, page);
             let rows = query.build().fetch_all(&self.pool).await.map_err(|error| self.fault(error))?;
             rows.iter().map(row::record).collect::<Result<_, _>>().map_err(|error| self.fault(error))
+        })
+    }
+
+    fn clock(&self) -> BoxFuture<'_, Result<Timestamp, Error>> {
+        Box::pin(async move {
+            let micros = sqlx::query_scalar(CLOCK).fetch_one(&self.pool).await.map_err(|error| self.fault(error))?;
+            Ok(Timestamp::from_micros(micros))
         })
     }
 

@@ -1,10 +1,10 @@
 //! What an operator asks.
 
-use posthaste_core::EventId;
 use posthaste_core::store::{
     AdminStore, BoxFuture, ClosedKey, Counts, Cursor, Error, Filter, Key, LaneHolders, Order, Page, Pause, Paused,
     Purge, Record, Redrive, StalledKey, Status,
 };
+use posthaste_core::{EventId, Timestamp};
 use sqlx::sqlite::{Sqlite, SqliteArguments};
 use sqlx::{Arguments, QueryBuilder};
 
@@ -42,6 +42,10 @@ impl AdminStore for SqliteStore {
                 self.list_query(filter, page).build().fetch_all(&self.pool).await.map_err(|error| self.fault(error))?;
             Ok(rows.iter().map(row::record).collect())
         })
+    }
+
+    fn clock(&self) -> BoxFuture<'_, Result<Timestamp, Error>> {
+        Box::pin(async move { Ok(self.now()) })
     }
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
@@ -220,8 +224,11 @@ mod tests {
         assert!(purge.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid<?)"), "{purge}");
         assert!(!purge.contains("TEMP B-TREE"), "{purge}");
 
-        let redrive = plan(&store, store.redrive_query(&Redrive::matching(Filter::default()))).await;
-        assert!(redrive.contains("INDEX outbox_event_final (status=?)"), "{redrive}");
+        for ended_before in [None, Some(store.now())] {
+            let redrive = Redrive::matching(Filter { ended_before, ..Filter::default() });
+            let redrive = plan(&store, store.redrive_query(&redrive)).await;
+            assert!(redrive.contains("INDEX outbox_event_final (status=?)"), "{redrive}");
+        }
         let dead = Filter { statuses: vec![Status::Dead], ..Filter::default() };
         let list = plan(&store, store.list_query(&dead, &Page::default())).await;
         assert!(list.contains("INDEX outbox_event_final (status=?)"), "{list}");
