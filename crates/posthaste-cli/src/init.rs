@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use posthaste::TableName;
 
 use crate::database::Database;
 use crate::exit::Failed;
@@ -45,7 +46,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let mut text = TEMPLATE.to_owned();
     if let (Some(url), Some(database)) = (url, &database) {
         text = text.replace(DATABASE, &format!("url = {url:?}"));
-        if !text.contains(&format!("{:?}", database.table)) {
+        if database.table != TableName::DEFAULT {
             text = text.replace(TABLE, &format!("table = {:?}", database.table));
         }
     }

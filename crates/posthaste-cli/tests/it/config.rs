@@ -641,6 +641,20 @@ fn init_writes_down_which_table_it_made() {
     assert!(here.ok(&["config", "print"]).contains("shop_event"));
 }
 
+/// Also where something else in the file is called so.
+#[test]
+fn init_writes_down_any_table_but_that_of_the_default() {
+    for table in ["orders", "archive", "lines", "json"] {
+        let here = Place::new();
+        here.ok(&["init", "--database-url", "sqlite:shop.db", "--table", table]);
+        assert!(here.read("posthaste.toml").contains(&format!("\ntable = \"{table}\"\n")), "{table}");
+        here.ok(&["migrate", "status"]);
+    }
+    let here = Place::new();
+    here.ok(&["init", "--database-url", "sqlite:shop.db", "--table", "outbox_event"]);
+    assert!(here.read("posthaste.toml").contains("\n# table = \"outbox_event\"\n"));
+}
+
 #[test]
 fn init_writes_nothing_for_a_database_that_cannot_be() {
     let here = Place::new();
