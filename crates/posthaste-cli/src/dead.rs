@@ -41,11 +41,11 @@ enum Command {
     },
     /// Make DEAD events NEW again, with no attempts, to be delivered at once.
     ///
-    /// Exit status: 0 if it was done, 1 if it was not confirmed or nothing fits.
+    /// Exit status: 0 if it was done, 1 if it was not confirmed, nothing fits, or some were left because somebody else holds them.
     Redrive(Choice),
     /// Delete DEAD events for good.
     ///
-    /// Exit status: 0 if it was done, 1 if it was not confirmed or nothing fits.
+    /// Exit status: 0 if it was done, 1 if it was not confirmed, nothing fits, or some were left because somebody else holds them.
     Discard(Choice),
 }
 
@@ -189,8 +189,11 @@ impl Change {
 /// How many events a preview shows.
 const PREVIEW: usize = 5;
 
-async fn change(database: &Database, choice: Choice, change: Change) -> Result<ExitCode, Failed> {
+async fn change(database: &Database, mut choice: Choice, change: Change) -> Result<ExitCode, Failed> {
     let store = database.admin();
+    // Whoever names one twice means it once.
+    let mut named = BTreeSet::new();
+    choice.ids.retain(|id| named.insert(id.clone()));
     if choice.ids.is_empty() && choice.wanted.is_everything() && !choice.all {
         let verb = change.verb();
         return Err(anyhow::anyhow!("say which events to {verb}: ids, a filter such as --error TEXT, or --all").into());
@@ -245,10 +248,19 @@ async fn change(database: &Database, choice: Choice, change: Change) -> Result<E
     let chunk = usize::try_from(choice.chunk).unwrap_or(usize::MAX);
     let changed = in_chunks(store, Redrive { ids, filter, chunk }, change, count).await?;
     say(format_args!("{changed} {}", change.done()))?;
-    Ok(ExitCode::SUCCESS)
+    let left = u64::try_from(count).unwrap_or(u64::MAX).saturating_sub(changed);
+    if left == 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (was, it) = if left == 1 { ("was", "it") } else { ("were", "them") };
+    tell(format_args!(
+        "{left} of {count} event{plural} {was} left, since somebody else holds {it} or has changed {it}; posthaste dead list shows \
+         what is there"
+    ));
+    Ok(exit::Status::No.into())
 }
 
-/// Goes on until as many are changed as were counted.
+/// Goes on until as many are changed as were counted, or nothing is left.
 async fn in_chunks(store: &dyn AdminStore, mut which: Redrive, change: Change, count: usize) -> Result<u64, Failed> {
     let total = u64::try_from(count).unwrap_or(u64::MAX);
     let bar = ProgressBar::new(total).with_style(
@@ -258,13 +270,21 @@ async fn in_chunks(store: &dyn AdminStore, mut which: Redrive, change: Change, c
     while changed < total {
         which.chunk = usize::try_from(total - changed).unwrap_or(usize::MAX).min(chunk);
         let more = match change {
-            Change::Redrive => store.redrive(&which).await?,
-            Change::Discard => store.discard(&which).await?,
+            Change::Redrive => store.redrive(&which).await,
+            Change::Discard => store.discard(&which).await,
         };
-        if more == 0 {
-            break;
+        match more {
+            Ok(0) => break,
+            Ok(more) => changed += more,
+            Err(error) => {
+                bar.finish_and_clear();
+                let (failed, done) = (Failed::from(error), change.done());
+                return Err(match changed {
+                    0 => failed,
+                    _ => failed.after(format_args!("{changed} of {total} events had been {done} before this")),
+                });
+            }
         }
-        changed += more;
         bar.set_position(changed);
     }
     bar.finish_and_clear();

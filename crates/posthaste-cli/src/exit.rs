@@ -46,6 +46,11 @@ impl Failed {
     pub(crate) fn new(status: Status, error: impl fmt::Display + fmt::Debug + Send + Sync + 'static) -> Self {
         Self { status, error: anyhow::Error::msg(error) }
     }
+
+    /// The same, with what was done before it failed: that stays done.
+    pub(crate) fn after(self, done: impl fmt::Display) -> Self {
+        Self { status: self.status, error: self.error.context(done.to_string()) }
+    }
 }
 
 impl From<anyhow::Error> for Failed {

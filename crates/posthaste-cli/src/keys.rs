@@ -243,11 +243,15 @@ async fn change(store: &dyn AdminStore, choice: Choice, change: Change) -> Resul
         return Ok(exit::Status::No.into());
     }
     let mut changed = 0_u64;
-    for one in fitting {
-        if one.change(store, change).await? {
-            changed += 1;
-        } else {
-            tell(format_args!("{} has gone on meanwhile", plain(&name(one.key()))));
+    for one in &fitting {
+        match one.change(store, change).await {
+            Ok(true) => changed += 1,
+            Ok(false) => tell(format_args!("{} has gone on meanwhile", plain(&name(one.key())))),
+            Err(failed) if changed == 0 => return Err(failed),
+            Err(failed) => {
+                let (total, done) = (fitting.len(), change.done());
+                return Err(failed.after(format_args!("{changed} of {total} aggregates had been {done} before this")));
+            }
         }
     }
     say(format_args!("{changed} {}", change.done()))?;

@@ -69,9 +69,17 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let purge = Purge { done_after: args.done_after, dead_after: args.dead_after, chunk, ..Purge::default() };
     let (bar, mut deleted) = (ProgressBar::new_spinner(), 0);
     loop {
-        match database.admin().purge(&purge).await? {
-            0 => break,
-            more => deleted += more,
+        match database.admin().purge(&purge).await {
+            Ok(0) => break,
+            Ok(more) => deleted += more,
+            Err(error) => {
+                bar.finish_and_clear();
+                let failed = Failed::from(error);
+                return Err(match deleted {
+                    0 => failed,
+                    _ => failed.after(format_args!("{deleted} had been deleted before this")),
+                });
+            }
         }
         bar.set_message(format!("{deleted} deleted"));
         bar.tick();

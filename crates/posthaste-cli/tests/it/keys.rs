@@ -373,3 +373,22 @@ fn answer(client: TcpStream, refuses: &AtomicBool, taken: &Mutex<Vec<String>>) -
         write!(client, "HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")?;
     }
 }
+
+/// A database that refuses in the middle of it leaves what was done before.
+#[tokio::test]
+async fn what_was_let_go_on_before_the_database_refused_is_told() {
+    let here = Place::with(SETTINGS);
+    here.ok(&["migrate", "up", "--lanes"]);
+    for of in ["1", "2", "3"] {
+        write(&here, &format!("e{of}"), "Odd", ("Order", of));
+    }
+    here.ok(&["relay", "--once"]);
+    let url = format!("sqlite:{}", here.path("posthaste.db").display());
+    let mut connection = sqlx::SqliteConnection::connect(&url).await.unwrap();
+    let refused = "CREATE TRIGGER no BEFORE UPDATE ON outbox_event_key WHEN old.aggregate_id = '3' BEGIN \
+                   SELECT RAISE(ABORT, 'not this one'); END";
+    sqlx::raw_sql(refused).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    let said = here.fails(4, &["keys", "skip", "Order/1", "Order/2", "Order/3", "--yes"]);
+    assert!(said.contains("2 of 3 aggregates had been skipped before this") && said.contains("not this one"), "{said}");
+}

@@ -298,7 +298,7 @@ fn the_dead_are_grouped_redriven_and_discarded_and_nothing_without_a_yes() {
     );
     assert_eq!(stats()["dead"], 12);
 
-    assert_eq!(here.ok(&["dead", "redrive", "e1", "e2", "nobody", "--yes"]), "2 redriven\n");
+    assert_eq!(here.ok(&["dead", "redrive", "e1", "e2", "e1", "nobody", "--yes"]), "2 redriven\n");
     assert_eq!((&stats()["dead"], &stats()["new"]), (&10.into(), &2.into()));
     let said = here.fails(1, &["dead", "redrive", "e1", "--yes"]);
     assert!(said.contains("e1 is NEW and not DEAD") && said.contains("nothing to redrive"), "{said}");
@@ -337,6 +337,62 @@ async fn in_file(here: &Place, sql: &str) {
     let mut connection = SqliteConnection::connect(&url).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
     connection.close().await.unwrap();
+}
+
+/// A database that refuses in the middle of it leaves what was done before.
+#[tokio::test]
+async fn what_was_changed_before_the_database_refused_is_told() {
+    let here = Place::with(NOWHERE);
+    dead(&here, 5);
+    for (when, what) in [("UPDATE OF status", "redrive"), ("DELETE", "discard")] {
+        in_file(
+            &here,
+            &format!(
+                "CREATE TRIGGER no_{what} BEFORE {when} ON outbox_event WHEN old.event_id = 'e4' BEGIN \
+                 SELECT RAISE(ABORT, 'not this one'); END"
+            ),
+        )
+        .await;
+    }
+    let said = here.fails(4, &["dead", "redrive", "e1", "e2", "e3", "e4", "--chunk", "1", "--yes"]);
+    assert!(said.contains("3 of 4 events had been redriven before this") && said.contains("not this one"), "{said}");
+    assert_eq!(here.json(&["stats", "--output", "json"])["new"], 3);
+    here.ok(&["relay", "--once"]);
+    let said = here.fails(4, &["dead", "discard", "--all", "--chunk", "1", "--yes"]);
+    assert!(said.contains("3 of 5 events had been discarded before this"), "{said}");
+    let said = here.fails(4, &["purge", "--dead-after", "0s", "--yes"]);
+    assert!(said.contains("not this one") && !said.contains("before this"), "{said}");
+    // That one last: the order of a purge is that in which they ended.
+    for n in ["a", "b"] {
+        here.ok(&["events", "write", "--id", n, "--type", "Paid", "{}"]);
+    }
+    here.ok(&["relay", "--once"]);
+    in_file(&here, "UPDATE outbox_event SET done_at = done_at - 600000000 WHERE event_id <> 'e4'").await;
+    let said = here.fails(4, &["purge", "--dead-after", "0s", "--chunk", "1", "--yes"]);
+    assert!(said.contains("3 had been deleted before this") && said.contains("not this one"), "{said}");
+    assert_eq!(here.json(&["stats", "--output", "json"])["dead"], 1);
+}
+
+/// Others hold rows on PostgreSQL, which are passed by.
+#[tokio::test]
+async fn what_somebody_else_holds_is_told_to_be_left() {
+    let url = crate::relay::postgres().await;
+    let here = Place::with(NOWHERE).variable("POSTHASTE_DATABASE_URL", &url);
+    here.ok(&["migrate", "up"]);
+    dead(&here, 3);
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT * FROM outbox_event WHERE event_id = 'e2' FOR UPDATE")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let output = here.run(&["dead", "redrive", "--all", "--yes"]);
+    assert_eq!((output.status.code(), stdout(&output)), (Some(1), "2 redriven\n"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("1 of 3 events was left"), "{}", stderr(&output));
+    let output = here.run(&["dead", "discard", "e2", "--yes"]);
+    assert_eq!((output.status.code(), stdout(&output)), (Some(1), "0 discarded\n"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("1 of 1 event was left"), "{}", stderr(&output));
+    sqlx::raw_sql("ROLLBACK").execute(&mut connection).await.unwrap();
+    assert_eq!(here.ok(&["dead", "discard", "e2", "--yes"]), "1 discarded\n");
 }
 
 #[test]
