@@ -40,7 +40,7 @@ const SECTIONS: [&str; 5] = ["database", "http", "log", "relay", "telemetry"];
 pub(crate) struct Flags {
     /// The file with the settings. Default: posthaste.toml in this directory, if there is one.
     #[arg(long, value_name = "PATH", global = true, help_heading = "Settings")]
-    config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
 
     /// The database: sqlite:…, postgres://… or mysql://…; with a password in it as env:NAME or file:PATH.
     #[arg(long, value_name = "URL", global = true, help_heading = "Settings")]
@@ -48,7 +48,7 @@ pub(crate) struct Flags {
 
     /// The table of the outbox.
     #[arg(long, value_name = "NAME", global = true, help_heading = "Settings")]
-    table: Option<String>,
+    pub(crate) table: Option<String>,
 }
 
 impl Flags {

@@ -656,6 +656,38 @@ fn init_writes_down_any_table_but_that_of_the_default() {
 }
 
 #[test]
+fn init_heeds_what_it_is_told_without_a_database() {
+    let here = Place::new();
+    here.ok(&["init", "--table", "orders"]);
+    assert!(here.read("posthaste.toml").contains("\ntable = \"orders\"\n"));
+    assert!(!here.path("posthaste.db").exists(), "it creates nothing");
+    let error = Place::new().fails(3, &["init", "--table", "no such"]);
+    assert!(error.contains("flag --table: database.table: "), "{error}");
+
+    // The file is where those who are told the same look for it.
+    let said = here.ok(&["init", "--config", "other.toml"]);
+    assert!(said.contains("wrote other.toml") && said.contains("posthaste relay --config other.toml"), "{said}");
+    here.ok(&["config", "check", "--config", "other.toml"]);
+    let error = here.fails(2, &["init", "one.toml", "--config", "two.toml"]);
+    assert!(
+        error.contains("--config") && !here.path("one.toml").exists() && !here.path("two.toml").exists(),
+        "{error}"
+    );
+}
+
+/// Then the file is there, so that a second init would be refused.
+#[test]
+fn init_says_how_to_go_on_when_the_database_is_away() {
+    let here = Place::new();
+    let away = ["--database-url", "postgres://shop@127.0.0.1:1/shop"];
+    let error = here.fails(4, &[&["init"], &away[..]].concat());
+    assert!(error.contains("posthaste.toml is written") && error.contains("posthaste migrate up"), "{error}");
+    assert!(here.path("posthaste.toml").exists());
+    let error = here.fails(4, &[&["init", "other.toml"], &away[..]].concat());
+    assert!(error.contains("posthaste migrate up --config other.toml"), "{error}");
+}
+
+#[test]
 fn init_writes_nothing_for_a_database_that_cannot_be() {
     let here = Place::new();
     for (url, words) in [
