@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use posthaste::Status;
 use posthaste::store::{AdminStore, Counts, Filter, Lease, Order, Page, Pause, Record};
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     flags: Flags,
 
-    /// Count twice, so far apart, and tell how many events are written and delivered in a second.
+    /// Count twice, so far apart, and tell how many events are written and delivered in a second, unless rows are deleted meanwhile.
     #[arg(long, value_name = "LENGTH", value_parser = rows::length)]
     rate: Option<Duration>,
 
@@ -33,17 +33,21 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let given = Given::read(&args.flags, &[])?;
-    let database = Database::open_existing(&given.database()?).await?;
+    let settings = given.database()?;
+    let database = Database::open_existing(&settings).await?;
     let store = database.admin();
-    let before = store.counts().await?;
-    let rates = match args.rate {
-        Some(apart) => {
-            tokio::time::sleep(apart).await;
-            Some(Rates::between(before, store.counts().await?, apart))
-        }
-        None => None,
-    };
-    let counts = if rates.is_some() { store.counts().await? } else { before };
+    let began_at = Instant::now();
+    let mut counts = store.counts().await?;
+    let mut rates = None;
+    if let Some(apart) = args.rate {
+        tokio::time::sleep(apart).await;
+        // To count may take long in a large table.
+        let (before, elapsed) = (counts, began_at.elapsed());
+        counts = store.counts().await?;
+        // What is deleted at once was never there to be counted.
+        let told = if settings.delete_done { None } else { Rates::between(before, counts, elapsed) };
+        rates = Some(told);
+    }
     let pending = Filter { statuses: vec![Status::New, Status::Retry], ..Filter::default() };
     let oldest = store.list(&pending, &Page { limit: 1, ..Page::default() }).await?;
     let now = database.now().await?;
@@ -72,14 +76,14 @@ struct Rates {
 }
 
 impl Rates {
-    fn between(before: Counts, after: Counts, apart: Duration) -> Self {
-        let seconds = apart.as_secs_f64().max(0.001);
-        // Retention deletes rows meanwhile; then nobody can tell, and it is not below zero.
-        let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
-        Self {
-            written: rate(before.total(), after.total()),
-            ended: rate(before.done + before.dead, after.done + after.dead),
-        }
+    /// Nothing where a count fell: rows were deleted or redriven meanwhile, and nobody can tell how many came.
+    fn between(before: Counts, after: Counts, elapsed: Duration) -> Option<Self> {
+        let seconds = elapsed.as_secs_f64().max(0.001);
+        let rate = |before: u64, after: u64| Some(after.checked_sub(before)? as f64 / seconds);
+        Some(Self {
+            written: rate(before.total(), after.total())?,
+            ended: rate(before.done + before.dead, after.done + after.dead)?,
+        })
     }
 }
 
@@ -100,7 +104,8 @@ async fn owners(store: &dyn AdminStore, pending: &Filter) -> Result<(BTreeMap<St
 struct Found {
     counts: Counts,
     waits: Option<Duration>,
-    rates: Option<Rates>,
+    /// If they were asked for, what can be told of them.
+    rates: Option<Option<Rates>>,
     owners: BTreeMap<String, u64>,
     destinations: BTreeMap<String, OfDestination>,
     pauses: Vec<Pause>,
@@ -170,11 +175,13 @@ fn print(output: Output, found: &Found) -> std::io::Result<()> {
         ("dead", counts.dead.to_string()),
         ("oldest pending", waits.map_or("-".to_owned(), |waits| format!("{:.1} s", waits.as_secs_f64()))),
     ];
-    if let Some(Rates { written, ended }) = *rates {
+    if let Some(rates) = rates {
+        let (written, ended) = (rates.map(|rates| rates.written), rates.map(|rates| rates.ended));
         document["written_per_second"] = json!(written);
         document["ended_per_second"] = json!(ended);
-        lines.push(("written per second", format!("{written:.1}")));
-        lines.push(("ended per second", format!("{ended:.1}")));
+        let shown = |rate: Option<f64>| rate.map_or("-".to_owned(), |rate| format!("{rate:.1}"));
+        lines.push(("written per second", shown(written)));
+        lines.push(("ended per second", shown(ended)));
     }
     for (owner, leases) in owners {
         lines.push(("leases", format!("{at_least}{leases} of {owner}")));
@@ -187,4 +194,25 @@ fn print(output: Output, found: &Found) -> std::io::Result<()> {
         lines.push(("paused", format!("{} since {}{reason}", pause.what, pause.since)));
     }
     output.one(&lines, &document)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_told_unless_a_count_fell() {
+        let before = Counts { new: 10, retry: 0, done: 100, dead: 5 };
+        let between = |after| Rates::between(before, after, Duration::from_millis(2500));
+        let rates = between(Counts { new: 20, retry: 5, done: 120, dead: 10 }).expect("nothing fell");
+        assert_eq!((rates.written.to_string(), rates.ended.to_string()), ("16".to_owned(), "10".to_owned()));
+        assert!(between(before).is_some_and(|rates| rates.written == 0.0 && rates.ended == 0.0));
+        for (after, what) in [
+            (Counts { done: 0, ..before }, "retention has deleted rows"),
+            (Counts { new: 500, done: 99, ..before }, "it has, and more were written than that"),
+            (Counts { new: 15, dead: 0, ..before }, "an operator has redriven some"),
+        ] {
+            assert!(between(after).is_none(), "{what}");
+        }
+    }
 }

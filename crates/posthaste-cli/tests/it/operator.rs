@@ -500,6 +500,19 @@ fn statistics_tell_what_waits_and_how_fast_it_goes() {
     assert!(table.contains("oldest pending  ") && table.contains("new             1"), "{table}");
 }
 
+/// Rows that are deleted when they are done are not there to be counted.
+#[test]
+fn no_rates_are_told_where_what_is_done_is_deleted() {
+    let here = Place::with("[database]\ndelete_done = true\n");
+    here.ok(&["migrate", "up"]);
+    let stats = here.json(&["stats", "--rate", "50ms", "--output", "json"]);
+    for rate in ["written_per_second", "ended_per_second"] {
+        assert!(stats.as_object().unwrap().contains_key(rate) && stats[rate].is_null(), "{stats}");
+    }
+    let table = here.ok(&["stats", "--rate", "50ms"]);
+    assert!(table.contains("written per second  -") && table.contains("ended per second    -"), "{table}");
+}
+
 #[test]
 fn rates_are_told_while_events_flow() {
     let here = Place::with("[relay]\npoll_interval = \"50ms\"\n[destination.out]\ntype = \"file\"\npath = \"out\"\n");
