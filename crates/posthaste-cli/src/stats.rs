@@ -17,7 +17,7 @@ use crate::{pause, rows};
 /// How many rows are looked at for who holds their leases, and for their destinations.
 const LOOKED_AT: usize = 10_000;
 
-/// Count events by status and by destination, tell how long the oldest waits, who holds how many leases, and what is paused.
+/// Count events by status and by destination, tell how long the oldest waits, who holds how many leases and lanes, and what is paused.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -53,6 +53,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let now = database.now().await?;
     let waits = oldest.first().map(|record| now.since(record.state.created_at));
     let (owners, mut is_all) = owners(store, &pending).await?;
+    let lanes = lanes(store).await?;
     let destinations = match given.ways() {
         Ok(ways) => {
             let (destinations, are_all) = destinations(store, &ways).await?;
@@ -64,7 +65,7 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     };
     let pauses = pause::known(store).await;
     database.close().await;
-    print(args.output, &Found { counts, waits, rates, owners, destinations, pauses, is_all })?;
+    print(args.output, &Found { counts, waits, rates, owners, lanes, destinations, pauses, is_all })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -100,6 +101,17 @@ async fn owners(store: &dyn AdminStore, pending: &Filter) -> Result<(BTreeMap<St
     Ok((owners, seen < LOOKED_AT))
 }
 
+/// Who has how many lanes: relays that deliver in order lease these, and no single events.
+async fn lanes(store: &dyn AdminStore) -> Result<BTreeMap<String, u64>, Failed> {
+    let mut lanes = BTreeMap::new();
+    if let Some(holders) = store.lane_holders().await? {
+        for (owner, _) in holders.lanes.iter().filter_map(|(lane, _)| holders.of(*lane)) {
+            *lanes.entry(owner.to_owned()).or_insert(0) += 1;
+        }
+    }
+    Ok(lanes)
+}
+
 /// Everything that is told.
 struct Found {
     counts: Counts,
@@ -107,6 +119,7 @@ struct Found {
     /// If they were asked for, what can be told of them.
     rates: Option<Option<Rates>>,
     owners: BTreeMap<String, u64>,
+    lanes: BTreeMap<String, u64>,
     destinations: BTreeMap<String, OfDestination>,
     pauses: Vec<Pause>,
     /// Whether all rows were looked at for their owners and destinations.
@@ -148,7 +161,7 @@ async fn destinations(store: &dyn AdminStore, ways: &Ways) -> Result<(BTreeMap<S
 }
 
 fn print(output: Output, found: &Found) -> std::io::Result<()> {
-    let Found { counts, waits, rates, owners, destinations, pauses, is_all } = found;
+    let Found { counts, waits, rates, owners, lanes, destinations, pauses, is_all } = found;
     let at_least = if *is_all { "" } else { "at least " };
     let by_destination: serde_json::Map<String, serde_json::Value> = destinations
         .iter()
@@ -163,6 +176,7 @@ fn print(output: Output, found: &Found) -> std::io::Result<()> {
         "dead": counts.dead,
         "oldest_pending_seconds": waits.map(|waits| waits.as_secs_f64()),
         "leases": owners,
+        "lanes": lanes,
         // Otherwise leases and destinations are counted among the first of very many, and there may be more.
         "counted_all": is_all,
         "destinations": by_destination,
@@ -185,6 +199,9 @@ fn print(output: Output, found: &Found) -> std::io::Result<()> {
     }
     for (owner, leases) in owners {
         lines.push(("leases", format!("{at_least}{leases} of {owner}")));
+    }
+    for (owner, lanes) in lanes {
+        lines.push(("lanes", format!("{lanes} of {owner}")));
     }
     for (name, OfDestination { new, retry, dead }) in destinations {
         lines.push(("destination", format!("{name}: {at_least}{new} new, {retry} retry, {dead} dead")));

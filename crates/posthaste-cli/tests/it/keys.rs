@@ -392,3 +392,28 @@ async fn what_was_let_go_on_before_the_database_refused_is_told() {
     let said = here.fails(4, &["keys", "skip", "Order/1", "Order/2", "Order/3", "--yes"]);
     assert!(said.contains("2 of 3 aggregates had been skipped before this") && said.contains("not this one"), "{said}");
 }
+
+/// Relays that own lanes lease no single events.
+#[test]
+fn statistics_tell_who_has_how_many_lanes() {
+    for here in places(SETTINGS) {
+        here.ok(&["migrate", "up", "--lanes"]);
+        let stats = || here.json(&["stats", "--output", "json"]);
+        assert_eq!(stats()["lanes"], serde_json::json!({}));
+        let mut relay = here.start(&["relay"]);
+        relay.says("delivering");
+        let lanes = || stats()["lanes"].as_object().unwrap().clone();
+        until("it has lanes", || !lanes().is_empty());
+        let (owner, count) = lanes().into_iter().next().unwrap();
+        assert!(relay.is_called(&owner) && count.as_u64().unwrap() > 0, "{owner}: {count}");
+        let table = here.ok(&["stats"]);
+        assert!(
+            table.lines().any(|line| line.starts_with("lanes ") && line.ends_with(&format!(" of {owner}"))),
+            "{table}"
+        );
+        relay.terminate();
+        assert_eq!(relay.end().0, Some(0));
+        // It has given them back.
+        assert_eq!(stats()["lanes"], serde_json::json!({}));
+    }
+}
