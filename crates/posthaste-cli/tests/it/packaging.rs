@@ -84,7 +84,9 @@ fn the_compose_file_has_settings_and_commands_that_the_command_accepts() {
     let settings = compose["configs"]["posthaste"]["content"].as_str().unwrap();
     assert!(!settings.contains('$'), "{settings}");
     let database = compose["services"]["relay"]["environment"]["DATABASE_URL"].as_str().unwrap();
-    let here = Place::with(settings).variable("DATABASE_URL", &database.replace("${POSTGRES_PASSWORD}", "secret"));
+    let here = Place::with(settings)
+        .variable("DATABASE_URL", &database.replace("${POSTGRES_PASSWORD}", "secret"))
+        .variable("METRICS_TOKEN", "secret-of-16-and-more");
     here.ok(&["config", "check"]);
     let printed = here.ok(&["config", "print"]);
     assert!(printed.contains("kafka:9092") && !printed.contains("secret"), "{printed}");
@@ -113,13 +115,58 @@ fn the_compose_file_has_settings_and_commands_that_the_command_accepts() {
     let text = read("packaging/compose/compose.yaml");
     let commands: Vec<&str> =
         text.lines().filter(|line| line.starts_with('#') && line.contains("docker compose ")).collect();
-    assert!(commands.len() > 3 && text.contains("export POSTGRES_PASSWORD="), "{commands:?}");
+    assert!(commands.len() > 4 && text.contains("export POSTGRES_PASSWORD="), "{commands:?}");
+    assert!(text.contains("export METRICS_TOKEN="), "{commands:?}");
     for command in commands {
         assert!(command.contains("docker compose --file packaging/compose/compose.yaml "), "{command}");
     }
     // Kafka says of itself what the relay looks for.
     let advertised = compose["services"]["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].as_str().unwrap();
     assert!(settings.contains(advertised.strip_prefix("PLAINTEXT://").unwrap()), "{advertised}");
+}
+
+/// By its health check, and from outside of its container.
+#[test]
+fn the_relay_of_the_compose_file_can_be_asked() {
+    const TOKEN: &str = "0123456789abcdef";
+    let compose = yaml("packaging/compose/compose.yaml");
+    let relay = &compose["services"]["relay"];
+    let environment = &relay["environment"];
+    assert!(environment["METRICS_TOKEN"].as_str().unwrap().starts_with("${METRICS_TOKEN:?"), "it is nobody else's");
+    let settings = compose["configs"]["posthaste"]["content"].as_str().unwrap();
+    let http = settings.split("\n\n").find(|part| part.starts_with("[http]")).unwrap();
+    assert!(http.contains("listen = \"0.0.0.0:9797\""), "{http}");
+    // On this machine alone, and at another port for each relay.
+    assert_eq!(texts(&relay["ports"]), ["127.0.0.1::9797"]);
+    assert!(read("packaging/container/Containerfile").contains("\nEXPOSE 9797\n"));
+
+    let here = Place::with(&http.replace("0.0.0.0:9797", "0.0.0.0:0")).variable("METRICS_TOKEN", TOKEN);
+    let mut running = here.start(&["relay"]);
+    let port = address(&mut running).port();
+    running.says("delivering");
+    let words = texts(&relay["healthcheck"]["test"]);
+    assert_eq!((words[0], words.len()), ("CMD", 4), "{words:?}");
+    // Two dollars are one to Compose.
+    let script = words[3].replace("$$", "$").replace("/9797", &format!("/{port}"));
+    let is_healthy = |token: &str| {
+        let mut check = Command::new(words[1]);
+        tool("bash", check.args([words[2], &script]).env("METRICS_TOKEN", token)).status.success()
+    };
+    until("it is ready", || is_healthy(TOKEN));
+    assert!(!is_healthy("another-token-of-another"), "it looks at the answer");
+    running.terminate();
+    assert_eq!(running.end().0, Some(0));
+    assert!(!is_healthy(TOKEN), "nobody is there");
+
+    // The same port and job as in the example of how Prometheus asks.
+    let readme = read("packaging/README.md");
+    let example = readme.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
+    let example = &YamlLoader::load_from_str(example).unwrap()[0]["scrape_configs"][0];
+    assert!(example["authorization"]["credentials_file"].as_str().is_some());
+    let found = &example["dns_sd_configs"][0];
+    assert_eq!((texts(&found["names"]), found["port"].as_i64()), (vec!["relay"], Some(9797)));
+    let job = format!("job=\"{}\"", example["job_name"].as_str().unwrap());
+    assert!(alerts().iter().any(|query| query.contains(&job)), "{job}");
 }
 
 #[test]
