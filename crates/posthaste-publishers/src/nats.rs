@@ -36,7 +36,7 @@
 //!
 //! | what happens | kind |
 //! |---|---|
-//! | no connection, or lost; not authorised to connect; JetStream is not there, has no leader or too much to do | outage |
+//! | no connection, or lost; a login that is refused; JetStream is not there, has no leader or too much to do | outage. To [`check`](Publisher::check) and [`Nats::connect`] a login that is refused is permanent |
 //! | the stream for the subject has no leader | put off: no attempt is used up, and the subject is left alone for a second, then longer each time, up to 30 s; then ten messages try it, and others wait for how that goes |
 //! | no stream for the subject, or no leader where this user may not ask which (`$JS.API.STREAM.NAMES`); another stream than expected; not permitted to publish there; the stream is full; it does not answer while JetStream does | retryable |
 //! | too large for the server or the stream; a subject or a header that NATS cannot carry | permanent |
@@ -122,7 +122,8 @@ impl Nats {
     /// Connects, and asks whether JetStream is there.
     ///
     /// # Errors
-    /// When an option is wrong, the server is away or refuses the connection, or has no JetStream.
+    /// When an option is wrong; and unless they say [lazy](NatsOptions::lazy), when a file that they name cannot be used, or the server
+    /// is away, refuses the login, or has no JetStream.
     pub async fn connect(options: NatsOptions) -> Result<Self, PublishError> {
         let servers = options.servers().map_err(PublishError::permanent)?;
         let nats = Self(Arc::new(Inner {
@@ -334,7 +335,7 @@ impl Nats {
             }
             let places = u32::try_from(part.len()).expect("no more than there are places");
             let _places = self.0.in_flight.acquire_many(places).await.expect("it is never closed");
-            match self.connection().await {
+            match self.connection().await.map_err(PublishError::into_outage) {
                 Ok(connection) => {
                     let before = results.len();
                     let part: Vec<_> = part.iter().collect();
@@ -372,7 +373,7 @@ impl Nats {
             let part: Vec<&Message> = places.iter().map(|place| &messages[*place]).collect();
             let in_flight = u32::try_from(part.len()).expect("no more than there are places");
             let _in_flight = self.0.in_flight.acquire_many(in_flight).await.expect("it is never closed");
-            let connection = match self.connection().await {
+            let connection = match self.connection().await.map_err(PublishError::into_outage) {
                 Ok(connection) => connection,
                 Err(error) => {
                     let left = results.iter_mut().filter(|result| result.is_none());
@@ -473,6 +474,7 @@ impl Publisher for Nats {
         if is_subject(to) { Ok(()) } else { Err(no_subject(to)) }
     }
 
+    /// A login that is refused is permanent here: waiting would not help.
     async fn check(&self) -> Result<(), PublishError> {
         self.connection().await?.check(&self.0.options).await
     }

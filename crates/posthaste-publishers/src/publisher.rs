@@ -336,7 +336,7 @@ impl PublishError {
     }
 
     /// The same to events that are on their way: that the other end refuses us is not their fault.
-    #[cfg(any(feature = "mqtt", feature = "redis"))]
+    #[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
     pub(crate) fn into_outage(self) -> Self {
         Self { kind: PublishErrorKind::Outage, ..self }
     }

@@ -236,13 +236,19 @@ fn whichever_broker_is_away_at_the_start_is_waited_for() {
 /// A broker of one test, which can be stopped and started again where it was.
 struct Own {
     name: &'static str,
+    options: &'static [&'static str],
     directory: TempDir,
     url: String,
 }
 
 impl Own {
     fn start(name: &'static str) -> Self {
-        let mut own = Self { name, directory: tempfile::tempdir().unwrap(), url: String::new() };
+        Self::start_with(name, &[])
+    }
+
+    /// Starts one with options of its own.
+    fn start_with(name: &'static str, options: &'static [&'static str]) -> Self {
+        let mut own = Self { name, options, directory: tempfile::tempdir().unwrap(), url: String::new() };
         own.url = own.started();
         own
     }
@@ -252,19 +258,20 @@ impl Own {
     }
 
     fn stop(&self) {
-        self.script("stop");
+        self.script("stop", &[]);
     }
 
     fn started(&self) -> String {
-        let printed = self.script("start");
+        let printed = self.script("start", self.options);
         let variable = format!("export POSTHASTE_TEST_{}_URL=", self.name.to_uppercase());
         let url = printed.lines().find_map(|line| line.strip_prefix(&variable));
         url.unwrap_or_else(|| panic!("no {variable} in {printed}")).to_owned()
     }
 
-    fn script(&self, command: &str) -> String {
+    fn script(&self, command: &str, options: &[&str]) -> String {
         let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../scripts/brokers").join(self.name);
-        let output = Command::new(script).arg(command).arg(self.directory.path().join("server")).output().unwrap();
+        let server = self.directory.path().join("server");
+        let output = Command::new(script).arg(command).arg(server).args(options).output().unwrap();
         assert!(output.status.success(), "{} {command}: {}", self.name, stderr(&output));
         stdout(&output).to_owned()
     }
@@ -386,14 +393,22 @@ fn a_login_that_a_broker_refuses_ends_the_relay_before_anything_is_claimed() {
     let url = variable("POSTHASTE_TEST_RABBITMQ_URL");
     let (scheme, rest) = url.split_once("://").unwrap();
     let host = rest.rsplit('@').next().unwrap();
-    let here = Place::with("[destination.bus]\ntype = \"rabbitmq\"\nurl = \"env:BROKER\"\nto = \"orders\"\n")
-        .variable("BROKER", &format!("{scheme}://guest:not-{}@{host}", std::process::id()));
-    here.ok(&["migrate", "up"]);
-    here.ok(&["events", "write", "--id", "waits", "--type", "OrderPlaced", "{}"]);
-    for command in [&["relay"][..], &["relay", "--once"]] {
-        let said = here.fails(6, command);
-        assert!(said.contains("bus") && said.contains("ACCESS_REFUSED"), "{command:?}: {said}");
+    let rabbitmq = format!("{scheme}://guest:not-{}@{host}", std::process::id());
+    let nats = Own::start_with("nats", &["--user", "shop", "--pass", "secret"]);
+    let beside = "user = \"shop\"\npassword = \"env:PASSWORD\"\n";
+    for (kind, url, more, refusal) in
+        [("rabbitmq", &rabbitmq, "", "ACCESS_REFUSED"), ("nats", &nats.url, beside, "authorization violation")]
+    {
+        let destination =
+            format!("[destination.bus]\ntype = \"{kind}\"\nurl = \"env:BROKER\"\nto = \"orders\"\n{more}");
+        let here = Place::with(&destination).variable("BROKER", url).variable("PASSWORD", "not-it");
+        here.ok(&["migrate", "up"]);
+        here.ok(&["events", "write", "--id", "waits", "--type", "OrderPlaced", "{}"]);
+        for command in [&["relay"][..], &["relay", "--once"]] {
+            let said = here.fails(6, command);
+            assert!(said.contains("bus") && said.contains(refusal), "{command:?}: {said}");
+        }
+        let waits = here.json(&["events", "show", "waits", "--output", "json"]);
+        assert_eq!((&waits["status"], &waits["attempts"]), (&"NEW".into(), &0.into()), "{waits}");
     }
-    let waits = here.json(&["events", "show", "waits", "--output", "json"]);
-    assert_eq!((&waits["status"], &waits["attempts"]), (&"NEW".into(), &0.into()), "{waits}");
 }

@@ -58,6 +58,7 @@ pub(super) enum News {
 }
 
 impl Connection {
+    /// What keeps it from being made is an outage, or permanent where the server refuses us or a file of ours cannot be used.
     pub(super) async fn dial(options: &NatsOptions, servers: &[ServerAddr]) -> Result<Self, PublishError> {
         let shown = address::shown(&options.url);
         let (news, lost) = (broadcast::Sender::new(NEWS), Arc::new(AtomicBool::new(false)));
@@ -66,7 +67,7 @@ impl Connection {
         let connecting = options
             .connect_options()
             .await
-            .map_err(PublishError::outage)?
+            .map_err(PublishError::permanent)?
             // Its own attempts to connect again end soon: it is replaced. It finds nobody; see below.
             .max_reconnects(servers_tried)
             .ignore_discovered_servers()
@@ -102,18 +103,7 @@ impl Connection {
             Ok(Err(Failed::Leaving(error))) => {
                 return Err(PublishError::outage(format!("the connection to {shown} was lost at once: {error}")));
             }
-            Ok(Err(Failed::Connecting(error))) => {
-                let hint = match error.kind() {
-                    ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
-                        "; the server does not know the user, token or key, or its password is another"
-                    }
-                    ConnectErrorKind::Io | ConnectErrorKind::Tls if options.demands_tls() => {
-                        "; there are files for TLS, so the server has to speak it"
-                    }
-                    _ => "",
-                };
-                return Err(PublishError::outage(format!("cannot connect to {shown}: {error}{hint}")));
-            }
+            Ok(Err(Failed::Connecting(error))) => return Err(unwelcome(&error, &shown, options.demands_tls())),
             Err(_) => return Err(PublishError::outage(format!("no answer from {shown} within {limit:?}"))),
         };
         let jetstream = ContextBuilder::new().timeout(options.ack_timeout).build(client.clone());
@@ -192,6 +182,24 @@ impl Connection {
         };
         let late = |_| Err(format!("no answer from JetStream at {shown} within {CHECK:?}"));
         timeout(CHECK, answered).await.unwrap_or_else(late)
+    }
+}
+
+/// Why there is no connection. A login that is refused stays so, and a file stays as it is, for as long as nobody changes them.
+fn unwelcome(error: &ConnectError, shown: &str, demands_tls: bool) -> PublishError {
+    let text = |hint: &str| format!("cannot connect to {shown}: {error}{hint}");
+    match error.kind() {
+        ConnectErrorKind::AuthorizationViolation => PublishError::permanent(text(
+            "; the server does not know the user, token or key, or its password is another",
+        )),
+        // Nothing was sent as yet: what we were to prove who we are with is of no use.
+        ConnectErrorKind::Authentication => PublishError::permanent(text("; look at the seed, or at the credentials")),
+        // A handshake that fails is of another kind.
+        ConnectErrorKind::Tls => PublishError::permanent(text("; look at the files for TLS")),
+        ConnectErrorKind::Io if demands_tls => {
+            PublishError::outage(text("; there are files for TLS, so the server has to speak it"))
+        }
+        _ => PublishError::outage(text("")),
     }
 }
 

@@ -562,12 +562,27 @@ async fn a_stranger_is_refused_and_a_subject_that_is_not_permitted_is_retryable(
     let (server, url) = Started::with_files("nats", &["-c", "{dir}/conf"], &[("conf", users)]);
     let as_all = url.replace("://", "://all:secret@");
     add_stream(&as_all, "permit", "");
-    for options in [NatsOptions::new(&url), NatsOptions::new(&url).user_and_password("all", "wrong")] {
+    let wrong = NatsOptions::new(&url).user_and_password("all", "wrong");
+    for (options, said) in [
+        (NatsOptions::new(&url), "authorization violation"),
+        (wrong.clone(), "authorization violation"),
+        (NatsOptions::new(&url).token("wrong"), "authorization violation"),
+        (NatsOptions::new(&url).nkey_seed("wrong"), "look at the seed"),
+        (NatsOptions::new(&url).credentials_file("/nowhere.creds"), "/nowhere.creds"),
+    ] {
         let error = Nats::connect(options).await.unwrap_err();
-        assert_eq!(error.kind(), PublishErrorKind::Outage);
-        assert!(error.to_string().contains("authorization violation"), "{error}");
+        assert_eq!(error.kind(), PublishErrorKind::Permanent, "{error}");
+        assert!(error.to_string().contains(said), "{error}");
         assert!(!format!("{error:?}").contains("wrong"), "{error:?}");
     }
+    // It is no fault of events that are on their way.
+    let lazy = Nats::connect(wrong.lazy(true)).await.unwrap();
+    assert_eq!(kinds(&lazy.publish(messages("permit.ok", "m", 2)).await), [OUTAGE, OUTAGE]);
+    let in_order = Results::new(2, tokio::time::Instant::now() + Duration::from_secs(30)).in_order();
+    lazy.publish_into(messages("permit.ok", "m", 2), &in_order).await;
+    let noted: Vec<_> = in_order.into_noted().into_iter().map(Option::unwrap).collect();
+    assert_eq!(kinds(&noted), [OUTAGE, OUTAGE]);
+    assert_eq!(lazy.check().await.unwrap_err().kind(), PublishErrorKind::Permanent);
 
     // This user may not ask JetStream whether it is there, either.
     let some = NatsOptions::new(&url).user_and_password("some", "secret").ack_timeout(Duration::from_secs(30));
@@ -741,15 +756,17 @@ async fn over_tls_both_have_to_prove_who_they_are() {
     assert_eq!(kinds(&nats.publish(messages("secure.x", "m", 100)).await), [None; 100]);
     assert_eq!(bodies(&read(&reader, "secure")), numbers(0..100));
 
-    for (options, said) in [
-        (shown.clone(), "invalid peer certificate"),
-        (shown.clone().ca_file(stranger.0), "invalid peer certificate"),
-        (options.clone().ca_file(server.0), ""),
-        (options.clone().ca_file(server.0).client_certificate(stranger.0, stranger.1), ""),
-        (shown.ca_file("/nowhere.pem"), "/nowhere.pem"),
+    let (outage, permanent) = (PublishErrorKind::Outage, PublishErrorKind::Permanent);
+    for (options, kind, said) in [
+        (shown.clone(), outage, "invalid peer certificate"),
+        (shown.clone().ca_file(stranger.0), outage, "invalid peer certificate"),
+        (options.clone().ca_file(server.0), outage, ""),
+        (options.clone().ca_file(server.0).client_certificate(stranger.0, stranger.1), outage, ""),
+        (options.ca_file(server.0).client_certificate(client.0, client.0), permanent, "private key"),
+        (shown.ca_file("/nowhere.pem"), permanent, "/nowhere.pem"),
     ] {
         let error = Nats::connect(options.clone()).await.expect_err(&format!("{options:?}"));
-        assert_eq!(error.kind(), PublishErrorKind::Outage);
+        assert_eq!(error.kind(), kind, "{error}");
         assert!(error.to_string().contains(said), "{error}");
     }
 }
