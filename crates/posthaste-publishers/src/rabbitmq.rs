@@ -36,7 +36,7 @@
 //! | the broker cannot be reached, refuses the login or a declaration, or ends the connection | outage. To [`check`](Publisher::check) and [`Rabbit::connect`] a refusal is permanent |
 //! | it is low on memory or disk (connection blocked) | outage. What was on its way then may arrive later and once more |
 //! | it does not answer within the [time limit](RabbitOptions::confirm_timeout) | outage; the connection is made anew |
-//! | it answers, but a message is not confirmed within that time, because its queue has no majority, say | put off: no attempt is used up. The exchange, or where others of it were confirmed the routing key, is left alone for a second, then longer each time, up to 30 s; then ten messages try it, and others wait for how that goes |
+//! | it answers, but a message is not confirmed within that time, or that of [its batch](Destination::time_limit) if it is shorter, because its queue has no majority, say | put off: no attempt is used up. The exchange, or where others of it were confirmed the routing key, is left alone for a second, then longer each time, up to 30 s; then ten messages try it, and others wait for how that goes |
 //! | no queue is bound for the message | retryable: a binding can be made |
 //! | the exchange does not exist, or may not be written to | retryable: it can be made, or the right given |
 //! | a queue refuses it (nack), because it is full, say | retryable |
@@ -66,7 +66,7 @@ use crate::destination::Destination;
 use crate::durability::Concern;
 use crate::envelope::Binding;
 use crate::pauses::Pauses;
-use crate::publisher::{Message, PublishError, Publisher};
+use crate::publisher::{Message, PublishError, Publisher, Results};
 use crate::template::Template;
 
 use link::Link;
@@ -82,6 +82,9 @@ const NO_EXCHANGE: &str = "";
 
 /// How much longer than its messages a batch may take as a whole.
 const LATE: Duration = Duration::from_secs(5);
+
+/// How long before the end of its time a batch is told what is known by then.
+const EARLY: Duration = Duration::from_millis(500);
 
 /// How long messages on their way are waited for when it is closed.
 const FINISHING: Duration = Duration::from_secs(5);
@@ -171,6 +174,25 @@ impl Rabbit {
     fn longest(&self) -> Duration {
         self.0.options.connect_timeout + self.0.options.confirm_timeout
     }
+
+    /// Sends a batch, waits for confirms until then, and tells what became of each message, by its place.
+    async fn publish_telling(
+        &self,
+        messages: Vec<Message>,
+        until: Instant,
+        mut tell: impl FnMut(usize, Result<(), PublishError>) + Send,
+    ) {
+        let Inner { options, link, pauses, under_way, .. } = &*self.0;
+        let _under_way = under_way.read().await;
+        let (mut letters, mut ends) = (Vec::with_capacity(messages.len()), pauses.round());
+        for (place, message) in messages.into_iter().enumerate() {
+            match Letter::new(place, message, options).and_then(|letter| letter.put_off(&mut ends)) {
+                Ok(letter) => letters.push(letter),
+                Err(error) => tell(place, Err(error)),
+            }
+        }
+        sending::send(&Broker { link, options, until }, &mut ends, letters, tell).await;
+    }
 }
 
 impl Publisher for Rabbit {
@@ -181,20 +203,18 @@ impl Publisher for Rabbit {
     }
 
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), PublishError>> {
-        let Inner { options, link, pauses, under_way, .. } = &*self.0;
-        let until = Instant::now() + self.longest();
-        let _under_way = under_way.read().await;
         let mut results: Vec<Option<Result<(), PublishError>>> = messages.iter().map(|_| None).collect();
-        let (mut letters, mut ends) = (Vec::with_capacity(messages.len()), pauses.round());
-        for (place, message) in messages.into_iter().enumerate() {
-            match Letter::new(place, message, options).and_then(|letter| letter.put_off(&mut ends)) {
-                Ok(letter) => letters.push(letter),
-                Err(error) => results[place] = Some(Err(error)),
-            }
-        }
-        let broker = Broker { link, options, until };
-        sending::send(&broker, &mut ends, letters, |place, fate| results[place] = Some(fate)).await;
+        let until = Instant::now() + self.longest();
+        self.publish_telling(messages, until, |place, fate| results[place] = Some(fate)).await;
         results.into_iter().map(|result| result.expect("a fate for every letter")).collect()
+    }
+
+    async fn publish_into(&self, messages: Vec<Message>, results: &Results) {
+        let now = Instant::now();
+        // What a confirm says of its own message is known when all have been listened to, which is to be before the time is over.
+        let left = results.until().saturating_duration_since(now);
+        let until = now + self.longest().min(left - (left / 10).min(EARLY));
+        self.publish_telling(messages, until, |place, fate| results.note(place, fate)).await;
     }
 
     async fn check(&self) -> Result<(), PublishError> {

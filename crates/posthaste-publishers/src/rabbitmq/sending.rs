@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -146,6 +147,11 @@ pub(super) async fn send(
             }
             None => true,
         });
+        let end = match end {
+            Ok(end) => end,
+            // Takes its time: what is known was told before.
+            Err(unexplained) => unexplained.end(broker).await,
+        };
         match end {
             End::Answered => window = many.saturating_mul(2),
             End::Silent { speaking } => {
@@ -190,6 +196,27 @@ enum End {
     Away(String),
 }
 
+/// Not all of them have an answer, and it is not known whether the broker is there.
+struct Unexplained {
+    silence: Silence,
+    line: Arc<Line>,
+    /// Others of these exchanges were confirmed.
+    speaking: Vec<ShortString>,
+}
+
+impl Unexplained {
+    /// Asks the broker.
+    async fn end(self, broker: &Broker<'_>) -> End {
+        let Self { silence, line, speaking } = self;
+        match silence {
+            Silence::Lasting(_) if matches!(answer(&line, ANSWER, line.ask()).await, Ok(Ok(()))) => {
+                End::Silent { speaking }
+            }
+            silence => End::Away(silence.end(broker.link, &line).await),
+        }
+    }
+}
+
 /// What the broker says of an exchange, or of the right to write to it, holds for the others that go there.
 fn same_reason(error: &AMQPError, culprit: &Letter, other: &Letter) -> bool {
     let exchange = culprit.exchange == other.exchange;
@@ -214,9 +241,9 @@ fn refusal(error: &AMQPError) -> PublishError {
 }
 
 /// Sends letters on one channel, all at once. What has no fate is open.
-async fn together(broker: &Broker<'_>, letters: &[Letter]) -> (Vec<Option<Fate>>, End) {
+async fn together(broker: &Broker<'_>, letters: &[Letter]) -> (Vec<Option<Fate>>, Result<End, Unexplained>) {
     let Broker { link, options, until, .. } = broker;
-    let away = |reason: String| (Vec::new(), End::Away(reason));
+    let away = |reason: String| (Vec::new(), Ok(End::Away(reason)));
     let line = match timeout_at(*until, link.line()).await {
         Ok(Ok(line)) => line,
         Ok(Err(error)) => return away(error.to_string()),
@@ -264,21 +291,18 @@ async fn together(broker: &Broker<'_>, letters: &[Letter]) -> (Vec<Option<Fate>>
     let end = match (silence, error) {
         (_, Some(error)) => match error.kind() {
             ErrorKind::ProtocolError(refused) if matches!(refused.kind(), AMQPErrorKind::Soft(_)) => {
-                End::Refused(refused.clone())
+                Ok(End::Refused(refused.clone()))
             }
             _ => {
                 link.lost(&line).await;
-                End::Away(error.to_string())
+                Ok(End::Away(error.to_string()))
             }
         },
         (None, None) => {
             line.keep(channel);
-            End::Answered
+            Ok(End::Answered)
         }
-        (Some(Silence::Lasting(_)), None) if matches!(answer(&line, ANSWER, line.ask()).await, Ok(Ok(()))) => {
-            End::Silent { speaking }
-        }
-        (Some(silence), None) => End::Away(silence.end(link, &line).await),
+        (Some(silence), None) => Err(Unexplained { silence, line, speaking }),
     };
     (fates, end)
 }
@@ -458,7 +482,7 @@ enum Silence {
 
 impl Silence {
     /// Says what it is; a connection on which nothing is heard is given up.
-    async fn end(self, link: &Link, line: &std::sync::Arc<Line>) -> String {
+    async fn end(self, link: &Link, line: &Arc<Line>) -> String {
         match self {
             Self::Blocked => BLOCKED.to_owned(),
             Self::Lasting(limit) => {

@@ -6,8 +6,9 @@ use std::time::Duration;
 use posthaste_core::testing::within;
 use posthaste_core::{Event, EventId, MemoryStore, Options, Outbox};
 use posthaste_publishers::rabbitmq::{QueueOptions, Rabbit, RabbitOptions};
-use posthaste_publishers::{BreakerState, PublishError, PublishErrorKind, Publisher};
+use posthaste_publishers::{BreakerState, PublishError, PublishErrorKind, Publisher, Results};
 use posthaste_torture::proxy::Proxy;
+use tokio::time::{Instant, timeout_at};
 
 use super::server::{Private, Server, all_done, ids, message, server, unique, write};
 
@@ -226,6 +227,43 @@ async fn a_queue_that_says_nothing_holds_up_its_own_messages_alone() {
     }
     assert_eq!(server.take(&speaking).len(), 150, "each once");
     outbox.shutdown().await;
+}
+
+#[tokio::test]
+async fn of_a_batch_that_is_out_of_time_what_was_confirmed_is_noted() {
+    let private = Private::start();
+    let (server, silent, speaking) = (&private.server, unique(), unique());
+    let options = RabbitOptions::new(&server.url)
+        .declare_queue(QueueOptions::new(&silent))
+        .declare_queue(QueueOptions::new(&speaking))
+        .confirm_timeout(Duration::from_secs(60));
+    // Each knows of nobody who is silent, and a queue that is cannot be declared.
+    let first = Rabbit::connect(options.clone()).await.unwrap();
+    let second = Rabbit::connect(options).await.unwrap();
+    silence(&private, &silent);
+    let noted = async |rabbit: &Rabbit, queues: &[&str]| -> Vec<_> {
+        let batch = queues.iter().map(|queue| message("", queue)).collect();
+        let results = Results::new(queues.len(), Instant::now() + Duration::from_secs(3));
+        // Whether it is over before that depends on how quickly the broker says that it is there.
+        let _in_time = timeout_at(results.until(), rabbit.publish_into(batch, &results)).await;
+        let kind = |result: Result<(), PublishError>| result.map_err(|error| error.kind());
+        results.into_noted().into_iter().map(|result| result.map(kind)).collect()
+    };
+    let (there, away) = (speaking.as_str(), silent.as_str());
+    let known = noted(&first, &[there, there, there, away, there, there]).await;
+    for (place, known) in known.iter().enumerate() {
+        match place {
+            3 => assert!(matches!(known, None | Some(Err(PublishErrorKind::Deferred))), "{known:?}"),
+            _ => assert_eq!(*known, Some(Ok(())), "{place}"),
+        }
+    }
+    assert_eq!(server.take(&speaking).len(), 5, "each once");
+
+    // What came back is not taken for delivered, whosever acknowledgement it hangs on.
+    let known = noted(&second, &["nowhere", there, "nowhere", away, "nowhere"]).await;
+    for place in [0, 2, 3, 4] {
+        assert_ne!(known[place], Some(Ok(())), "{place}: {known:?}");
+    }
 }
 
 #[tokio::test]
