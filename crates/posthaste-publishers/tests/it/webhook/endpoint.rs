@@ -40,6 +40,43 @@ async fn an_endpoint_that_is_away_is_waited_for() {
     outbox.shutdown().await;
 }
 
+/// Connections to it were kept, and lead nowhere when it is back.
+#[tokio::test]
+async fn one_that_works_goes_away_and_comes_back_gets_everything_and_no_attempt_is_used_up() {
+    let receiver = Receiver::start();
+    let webhook = Webhook::new(local()).unwrap();
+    let destination = webhook.url(&receiver.url("/status/204"));
+    let breaker = destination.breaker().clone();
+    let outbox = Outbox::builder(MemoryStore::new()).listen("Order", "*", destination).start().await.unwrap();
+    let port = receiver.port;
+    let events = || (0..30).map(|place| Event::builder("E").aggregate("Order", place).json_text("{}").build().unwrap());
+    let mut written = write(&outbox, events()).await;
+    all_done(&outbox, 30).await;
+    receiver.got(30).await;
+
+    drop(receiver);
+    // This thread was busy with that: now the runtime hears that the connections are closed.
+    tokio::task::yield_now().await;
+    written.extend(write(&outbox, events()).await);
+    until("the breaker opens", || breaker.state() == BreakerState::Open).await;
+    let receiver = Receiver::start_on(port);
+    all_done(&outbox, 60).await;
+    receiver.got(30).await;
+
+    // This time nobody has asked for it while it was away.
+    drop(receiver);
+    let receiver = Receiver::start_on(port);
+    tokio::task::yield_now().await;
+    written.extend(write(&outbox, events()).await);
+    all_done(&outbox, 90).await;
+    receiver.got(30).await;
+    assert_eq!(breaker.state(), BreakerState::Closed);
+    for id in &written {
+        assert_eq!(outbox.admin().find(id).await.unwrap().unwrap().state.attempts, 0);
+    }
+    outbox.shutdown().await;
+}
+
 #[tokio::test]
 async fn one_that_is_away_does_not_keep_events_from_others() {
     let (receiver, port) = (Receiver::start(), free_port());
