@@ -329,6 +329,11 @@ fn refusal(property: &str) -> Option<&'static str> {
         "enable.gapless.guarantee" => "one message that is refused would stop all others",
         "delivery.report.only.error" => "every message needs its report",
         "log.queue" => "it is set by the client",
+        // With `test.mock.num.brokers` librdkafka asks nobody else any more: what it acknowledges itself would be DONE.
+        _ if property.starts_with("test.") => {
+            "with it librdkafka may acknowledge by itself what no broker has; leave it out, and name a broker of the tests in the \
+             option brokers"
+        }
         _ => return None,
     })
 }
@@ -487,10 +492,20 @@ mod tests {
             "partitioner",
             "transactional.id",
             "queuing.strategy",
+            "test.mock.broker.rtt",
         ] {
             let refused = options.clone().property(property, "1").config().unwrap_err().to_string();
             assert!(refused.contains(property), "{refused}");
         }
+    }
+
+    /// Brokers within the process keep nothing, and say that they do.
+    #[test]
+    fn no_property_puts_a_mock_into_the_place_of_the_brokers() {
+        let options = KafkaOptions::new("127.0.0.1:1").property("test.mock.num.brokers", "3");
+        let refused = options.config().unwrap_err().to_string();
+        let said = "the property test.mock.num.brokers of librdkafka may not be set";
+        assert!(refused.starts_with(said) && refused.contains("the option brokers"), "{refused}");
     }
 
     #[test]
