@@ -85,6 +85,12 @@ mod rabbitmq {
     }
 
     #[tokio::test]
+    async fn to_ignore_the_acknowledgement_is_caught() {
+        let faults = "--faults broker-kill,broker-half-open --seconds 5 --seed 18 --rate 40";
+        is_caught(&["false done"], &format!("--sabotage ignore-acknowledgement --destination rabbitmq {faults}")).await;
+    }
+
+    #[tokio::test]
     async fn a_mistake_that_cannot_be_made_there_is_refused() {
         is_refused(
             "this mistake is not made on the way to rabbitmq",
