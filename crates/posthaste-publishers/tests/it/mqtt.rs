@@ -190,12 +190,14 @@ async fn batches_share_what_the_broker_takes_at_once_and_one_that_is_given_up_ke
     }
 }
 
+/// What is answered all the same, before anybody looks, is stored.
 #[tokio::test]
-async fn who_gives_no_time_for_an_answer_is_not_answered() {
+async fn who_gives_no_time_for_an_answer_does_not_wait() {
     let mqtt = Mqtt::connect(MqttOptions::new(url()).ack_timeout(Duration::ZERO)).await.unwrap();
     let publishing = mqtt.publish(messages("no-time", "m", 30));
     let results = tokio::time::timeout(Duration::from_secs(20), publishing).await.expect("it ends");
-    assert_eq!(kinds(&results), [OUTAGE; 30]);
+    assert_eq!(results.len(), 30);
+    assert!(kinds(&results).iter().all(|kind| [None, OUTAGE].contains(kind)), "{results:?}");
 }
 
 #[tokio::test]
