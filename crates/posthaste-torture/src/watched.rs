@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{
     Action, AdminStore, BoxFuture, Claim, Claimed, ClosedKey, CommitError, Counts, Error, Filter, Key, Lane, LaneLease,
-    LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLanes, Record, Redrive, RelayOfLanes,
-    RelayStore, Renewed, Settled, Settlement, WriteStore,
+    LaneRows, LaneSettlement, LaneStore, Lease, NewRow, Page, Purge, ReadLane, ReadLanes, Record, Redrive,
+    RelayOfLanes, RelayStore, Renewed, Settled, Settlement, WriteStore,
 };
 use posthaste_core::{Event, EventId};
 
@@ -53,8 +53,9 @@ impl<D: Database> RelayStore for Watched<D> {
             let claimed = self.inner.claim(&claim).await?;
             if !claimed.rows.is_empty() {
                 let ids = claimed.rows.iter().map(|row| row.event.id().to_string()).collect();
-                let took_ms = i64::try_from(asked_at.elapsed().as_millis()).unwrap_or(i64::MAX);
-                self.recorder.record(What::Claimed { lease: claim.lease.as_str().to_owned(), ids, took_ms });
+                let lease = claim.lease.as_str().to_owned();
+                let note = || What::Claimed { lease, ids, took_ms: millis_since(asked_at) };
+                self.recorder.record_all(std::iter::once_with(note));
             }
             Ok(claimed)
         })
@@ -133,15 +134,14 @@ impl LaneStore for WatchedLanes {
         Box::pin(async move {
             let asked_at = Instant::now();
             let mut found = self.inner.read_lanes(read).await?;
-            let took_ms = i64::try_from(asked_at.elapsed().as_millis()).unwrap_or(i64::MAX);
-            for part in &read.parts {
+            let note = |part: &ReadLane| {
                 let of_part = found.rows.iter().filter(|row| row.lane == part.lease.lane);
                 let ids: Vec<_> =
                     of_part.filter_map(|row| Some(row.row.as_ref().ok()?.event.id().to_string())).collect();
-                if !ids.is_empty() {
-                    self.recorder.record(What::Claimed { lease: name(part.lease), ids, took_ms });
-                }
-            }
+                let is_any = !ids.is_empty();
+                is_any.then(|| What::Claimed { lease: name(part.lease), ids, took_ms: millis_since(asked_at) })
+            };
+            self.recorder.record_all(read.parts.iter().filter_map(note));
             if self.sabotage == Some(Sabotage::ReadBackwards) {
                 read_backwards(&mut found);
             }
@@ -317,4 +317,10 @@ impl<D: Database> AdminStore for Watched<D> {
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
         self.inner.purge(purge)
     }
+}
+
+/// How long ago that was. To be asked behind the moment that is noted with it, as by a note that is made when it is written: a process that
+/// is stopped in between has not asked any later for that.
+fn millis_since(moment: Instant) -> i64 {
+    i64::try_from(moment.elapsed().as_millis()).unwrap_or(i64::MAX)
 }
