@@ -29,10 +29,6 @@ use clap::{CommandFactory, Parser, Subcommand};
 use exit::Failed;
 use settings::LogFormat;
 
-/// An event is a few small pieces of memory that one thread makes and another gives back, which the allocator of the system is slow at.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// A transactional outbox: events written with your business change, delivered at least once.
 #[derive(Parser)]
 #[command(name = "posthaste", version, arg_required_else_help = true, max_term_width = 100)]
