@@ -80,8 +80,7 @@ impl Lines {
     /// What the client sends as these lines.
     ///
     /// It would make a table of them, with a piece of memory for each name, each value and each list of values, only to write one
-    /// below the other: two thirds of what a message costs here. A value goes over the connection as it is, so all lines are in the
-    /// first one where the client lets them.
+    /// below the other. A value goes over the connection as it is, so all lines are in the first one where the client lets them.
     pub(super) fn into_headers(self) -> HeaderMap {
         if !*TAKES_LINES {
             return self.into_table();
