@@ -1,16 +1,15 @@
 //! `posthaste config`: whether the settings are right, and what they are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use posthaste::Options;
 
 use crate::doctor;
 use crate::exit::{Failed, Status};
 use crate::output::{self, say, tell};
 use crate::relay::{Connected, Holds, mistakes, registry};
-use crate::settings::{Flags, Given, Origin, Table, Target, Value, hidden};
+use crate::settings::{Destination, Flags, Given, Origin, Table, Target, Value, hidden};
 
 /// Check the settings, or show them.
 #[derive(clap::Args)]
@@ -131,29 +130,15 @@ fn print(given: &Given) -> Result<ExitCode, Failed> {
     let filter = settings.log.filter.as_deref().unwrap_or("warn,posthaste=info");
     let log = [("filter", format!("{filter:?}")), ("format", format!("{format:?}"))];
     push_section(&mut lines, "log", given.table.get("log").and_then(Value::as_table), log);
-    let relay = defaults_of(&settings.relay);
+    let relay = set_in(serde_json::to_value(&settings.relay));
     let order = [("on_dead", format!("{:?}", settings.order.on_dead.name())), ("ordered", settings.order.shown())];
     let mut relay: Vec<_> = relay.iter().map(|(key, value)| (&**key, value.clone())).chain(order).collect();
     relay.sort_unstable();
     push_section(&mut lines, "relay", given.table.get("relay").and_then(Value::as_table), relay);
-    match given.table.get("destination").and_then(Value::as_table).filter(|table| !table.is_empty()) {
-        Some(destinations) => {
-            for (name, _, destination) in destinations.iter() {
-                let field = format!("destination.{name}");
-                let table = destination.as_table();
-                if table.is_some_and(|table| table.get("envelope").is_none()) {
-                    lines.push((format!("{field}.envelope = \"plain\""), Origin::Default));
-                }
-                for (key, _, value) in table.into_iter().flat_map(Table::iter) {
-                    lines.push((format!("{field}.{key} = {}", hidden(key, value)), value.origin.clone()));
-                }
-            }
-        }
-        None => {
-            for line in ["envelope = \"plain\"", "type = \"stdout\""] {
-                lines.push((format!("destination.stdout.{line}"), Origin::Default));
-            }
-        }
+    let destinations = given.table.get("destination").and_then(Value::as_table);
+    for destination in &settings.destinations {
+        let given = destinations.and_then(|all| all.get(&destination.name)).and_then(Value::as_table);
+        push_destination(&mut lines, destination, given);
     }
     let routes = given.table.get("route");
     for (place, route) in settings.routes.iter().enumerate() {
@@ -201,9 +186,28 @@ fn push_section<'a>(
     }
 }
 
+/// What was given of a destination, and of the rest what counts instead.
+fn push_destination(lines: &mut Vec<(String, Origin)>, destination: &Destination, given: Option<&Table>) {
+    let mut shown: BTreeMap<String, (String, Origin)> = set_in(destination.target.shown())
+        .into_iter()
+        .chain([("envelope".to_owned(), "\"plain\"".to_owned()), ("type".to_owned(), "\"stdout\"".to_owned())])
+        .map(|(key, value)| (key, (value, Origin::Default)))
+        .collect();
+    // Within, all are: only this command waits for them.
+    if let Some((value, _)) = shown.get_mut("lazy") {
+        *value = destination.lazy.to_string();
+    }
+    for (key, _, value) in given.into_iter().flat_map(Table::iter) {
+        shown.insert(key.to_owned(), (hidden(key, value), value.origin.clone()));
+    }
+    for (key, (value, origin)) in shown {
+        lines.push((format!("destination.{}.{key} = {value}", destination.name), origin));
+    }
+}
+
 /// Every option with its value; those that are not set are left out.
-fn defaults_of(options: &Options) -> Vec<(String, String)> {
-    let all = serde_json::to_value(options).expect("options are plain data");
+fn set_in(options: serde_json::Result<serde_json::Value>) -> Vec<(String, String)> {
+    let all = options.expect("options are plain data");
     let all = all.as_object().expect("options are a struct");
     let set = all.iter().filter(|(_, value)| !value.is_null());
     set.map(|(key, value)| (key.clone(), value.to_string())).collect()

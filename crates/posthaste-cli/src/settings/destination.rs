@@ -128,7 +128,9 @@ impl Destination {
         let max_batch: Option<Value> = table.take("max_batch");
         let max_batch = max_batch.map(|value| positive(&value, &of("max_batch"))).transpose()?;
         let (lazy, made_of) = (table.get("lazy").map(|value| value.read(&of("lazy"))).transpose()?, (name, origin));
-        let target = Target::of(&kind, &given.origin, made_of, table, &field)?;
+        let target = Target::of(&kind, &given.origin, made_of, table, &field).map_err(|fault| {
+            fault.with_more_fields("type, to, key, envelope and max_batch are of every destination")
+        })?;
         let is_lines = matches!(target, Target::Lines(_));
         let to = match to {
             None if is_lines => String::new(),
@@ -172,6 +174,27 @@ impl Target {
             Self::Redis(_) => "redis",
             #[cfg(feature = "webhook")]
             Self::Webhook(_) => "http",
+        }
+    }
+
+    /// Its own settings with their values, but for secrets and addresses.
+    pub(crate) fn shown(&self) -> serde_json::Result<serde_json::Value> {
+        match self {
+            // Standard output has none.
+            Self::Lines(options) if options.path().is_none() => Ok(serde_json::json!({})),
+            Self::Lines(options) => serde_json::to_value(options),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(options) => serde_json::to_value(options),
+            #[cfg(feature = "mqtt")]
+            Self::Mqtt(options) => serde_json::to_value(options),
+            #[cfg(feature = "nats")]
+            Self::Nats(options) => serde_json::to_value(options),
+            #[cfg(feature = "rabbitmq")]
+            Self::Rabbit(options) => serde_json::to_value(options),
+            #[cfg(feature = "redis")]
+            Self::Redis(options) => serde_json::to_value(options),
+            #[cfg(feature = "webhook")]
+            Self::Webhook(options) => serde_json::to_value(options),
         }
     }
 

@@ -102,6 +102,14 @@ impl Fault {
         self
     }
 
+    /// The same with the names that the list in it leaves out, if it has one.
+    pub(super) fn with_more_fields(mut self, fields: &str) -> Self {
+        if self.is_of_unknown() {
+            self.message += &format!("; {fields}");
+        }
+        self
+    }
+
     /// The same without a text that is nobody's business.
     pub(super) fn without(mut self, secret: &str) -> Self {
         self.message = without(self.message, secret);

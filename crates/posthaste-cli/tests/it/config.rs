@@ -516,11 +516,24 @@ fn what_counts_is_printed_with_where_it_comes_from() {
         "telemetry.interval = \"15s\"",
         "telemetry.service_name = \"posthaste\"",
         "destination.orders-eu.envelope = \"plain\"",
+        "destination.orders-eu.ack_timeout = \"5s\"",
+        "destination.orders-eu.lazy = false",
+        "destination.orders-eu.max_in_flight = ",
+        "destination.orders-eu.name = \"orders-eu\"",
         "route[1] = { name = \"everything\", match = {}, to = [\"orders-eu\"]",
     ] {
         let found = printed.lines().find(|printed| printed.starts_with(line));
         assert!(found.is_some_and(|found| found.ends_with("# default")), "{line}: {printed}");
     }
+    // What stands for itself is not told of a second time, and nothing is told of that cannot be set.
+    assert_eq!(printed.matches("destination.orders-eu.url = ").count(), 1, "{printed}");
+    let printed = Place::new().ok(&["config", "print"]);
+    let stdout: Vec<_> = printed.lines().filter(|line| line.starts_with("destination.")).collect();
+    let words = |line: &&str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(
+        stdout.iter().map(words).collect::<Vec<_>>(),
+        ["destination.stdout.envelope = \"plain\" # default", "destination.stdout.type = \"stdout\" # default"]
+    );
     let here = Place::with(
         "[[route]]\nto = \"stdout\"\nmatch = { event_type = [\"Order*\", \"Bill\"], headers = { region = \"eu\" } }\n\
          envelope = { format = \"cloudevents-binary\", source = \"/shop\" }\n",

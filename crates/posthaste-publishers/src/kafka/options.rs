@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
 use rdkafka::ClientConfig;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::Error;
 
@@ -37,9 +37,12 @@ use super::Error;
 /// assert!(!format!("{in_code:?} {in_a_file:?}").contains("secret"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Deserialize)]
+///
+/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KafkaOptions {
+    #[serde(skip_serializing)]
     brokers: String,
     #[serde(default = "default_name")]
     name: String,
@@ -53,11 +56,11 @@ pub struct KafkaOptions {
     lazy: bool,
     #[serde(default = "default_max_message_bytes")]
     max_message_bytes: usize,
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     tls: Option<Tls>,
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     sasl: Option<Sasl>,
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     properties: BTreeMap<String, String>,
 }
 
@@ -78,7 +81,7 @@ fn default_max_message_bytes() -> usize {
 }
 
 /// How messages are compressed on their way and in the broker.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Compression {

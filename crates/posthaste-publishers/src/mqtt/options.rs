@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::address;
 use crate::options::{connection_setters, five_seconds};
@@ -15,14 +15,19 @@ use crate::options::{connection_setters, five_seconds};
 pub(super) const WINDOW: u16 = 100;
 
 /// How to reach a broker that speaks MQTT 5, and how to publish there.
-#[derive(Clone, Deserialize)]
+///
+/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MqttOptions {
+    #[serde(skip_serializing)]
     pub(super) url: String,
     #[serde(default = "default_name")]
     pub(super) name: String,
     client_id: Option<String>,
+    #[serde(skip_serializing)]
     user: Option<String>,
+    #[serde(skip_serializing)]
     password: Option<String>,
     ca_file: Option<PathBuf>,
     certificate_file: Option<PathBuf>,

@@ -7,22 +7,29 @@ use std::time::Duration;
 
 use async_nats::{ConnectOptions, ServerAddr};
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::sending::is_subject;
 use crate::address;
 use crate::options::{connection_setters, five_seconds};
 
 /// How to reach NATS, and how to publish there.
-#[derive(Clone, Deserialize)]
+///
+/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NatsOptions {
+    #[serde(skip_serializing)]
     pub(super) url: String,
     #[serde(default = "default_name")]
     pub(super) name: String,
+    #[serde(skip_serializing)]
     user: Option<String>,
+    #[serde(skip_serializing)]
     password: Option<String>,
+    #[serde(skip_serializing)]
     token: Option<String>,
+    #[serde(skip_serializing)]
     nkey_seed: Option<String>,
     credentials_file: Option<PathBuf>,
     ca_file: Option<PathBuf>,

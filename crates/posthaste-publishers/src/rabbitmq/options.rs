@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
 use lapin::ExchangeKind as Kind;
 use lapin::types::{AMQPValue, FieldTable, ShortString, ShortStringError};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// How to reach a RabbitMQ, and how to send to it.
 ///
@@ -22,9 +22,12 @@ use serde::Deserialize;
 ///     .bind("billing", "shop", "Order.#");
 /// assert!(!format!("{options:?}").contains("secret"));
 /// ```
-#[derive(Clone, Deserialize)]
+///
+/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RabbitOptions {
+    #[serde(skip_serializing)]
     pub(super) url: String,
     #[serde(default = "default_name")]
     pub(super) name: String,
@@ -44,11 +47,11 @@ pub struct RabbitOptions {
     pub(super) confirm_timeout: Duration,
     #[serde(default = "heartbeat", with = "compact::required")]
     pub(super) heartbeat: Duration,
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     pub(super) exchanges: Vec<ExchangeOptions>,
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     pub(super) queues: Vec<QueueOptions>,
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     pub(super) bindings: Vec<BindingOptions>,
     #[serde(skip, default = "yes")]
     pub(super) declaring: bool,

@@ -6,19 +6,24 @@ use std::time::Duration;
 
 use ::redis::{Client, IntoConnectionInfo, RedisError};
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::address;
 use crate::options::{connection_setters, five_seconds};
 
 /// How to reach Redis, and how to add to streams there.
-#[derive(Clone, Deserialize)]
+///
+/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RedisOptions {
+    #[serde(skip_serializing)]
     pub(super) url: String,
     #[serde(default = "default_name")]
     pub(super) name: String,
+    #[serde(skip_serializing)]
     user: Option<String>,
+    #[serde(skip_serializing)]
     password: Option<String>,
     ca_file: Option<PathBuf>,
     pub(super) max_len: Option<u64>,

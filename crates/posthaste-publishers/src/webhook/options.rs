@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::fmt::serde::unsigned_duration::friendly::compact;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// How to send webhooks.
 ///
@@ -16,12 +16,14 @@ use serde::Deserialize;
 /// let options = WebhookOptions::new("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").concurrency(4);
 /// assert!(!format!("{options:?}").contains("MfKQ9r8"));
 /// ```
-#[derive(Clone, Deserialize)]
+///
+/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WebhookOptions {
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     pub(super) secrets: Vec<String>,
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     pub(super) secrets_for: BTreeMap<String, Vec<String>>,
     #[serde(default)]
     pub(super) derive_secrets: bool,
