@@ -264,7 +264,10 @@ async fn tail(
     let mut there = store.list(filter, &last).await?;
     let mut from = if there.len() > lines { there.pop().map(|record| Cursor::from(&record)) } else { None };
     let (mut recent, mut seen) = (VecDeque::new(), BTreeSet::new());
+    let top = Page { limit: 1, after: None, order: Order::NewestFirst };
     loop {
+        // What does not fit moves the place to look from, too: where nothing fits, all that there is would be looked at each time.
+        let mark = store.list(&Filter::default(), &top).await?.first().map(|record| record.state.seq);
         let mut page = Page { limit: 500, after: from, order: Order::OldestFirst };
         loop {
             let records = store.list(filter, &page).await?;
@@ -282,6 +285,7 @@ async fn tail(
                 }
             }
         }
+        recent.extend(mark.map(|seq| (Instant::now(), seq)));
         while let Some((_, seq)) = recent.pop_front_if(|(at, _)| at.elapsed() > LATE) {
             seen.remove(&seq);
             from = Some(Cursor(from.map_or(seq, |Cursor(from)| from.max(seq))));
