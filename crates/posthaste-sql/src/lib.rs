@@ -53,7 +53,7 @@ pub mod testing;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod tls;
 mod url;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod warm;
 
 #[cfg(feature = "mysql")]

@@ -7,6 +7,7 @@ mod gate;
 mod insert;
 mod lanes;
 mod migrate;
+mod packed;
 mod row;
 mod settle;
 mod sql;
@@ -24,7 +25,7 @@ use posthaste_core::EventId;
 use posthaste_core::Timestamp;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, LaneStore, Lease, RelayStore, Settled, Settlement};
 use sqlx::SqlStr;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use crate::advice::located;
 use crate::dialect::Slots;
@@ -32,6 +33,7 @@ use crate::lanes::Prepared;
 use crate::many::Many;
 use crate::table::TableName;
 use crate::url::{Scheme, expect};
+use crate::warm::Warm;
 use gate::{Gate, Patience};
 
 pub use tx::SqliteTx;
@@ -85,6 +87,10 @@ pub struct SqliteStore {
     pool: SqlitePool,
     /// One connection that claims and settles, and does not wait for the disk. See [`relay_pool`].
     relay: SqlitePool,
+    /// Another one, that reads lanes meanwhile.
+    reader: SqlitePool,
+    /// Connections between two transactions.
+    warm: Option<Warm<Sqlite>>,
     gate: Gate,
     sql: Arc<Statements>,
     deletes_done: bool,
@@ -94,6 +100,8 @@ pub struct SqliteStore {
 struct Statements {
     table: TableName,
     slots: Slots<SqlStr>,
+    claim_wide: SqlStr,
+    leased_wide: SqlStr,
     insert: Many,
     insert_plain: Many,
     /// The same, followed by the question whether a transaction is open.
@@ -112,6 +120,8 @@ impl Statements {
         Self {
             insert_asking: asking(sql::DIALECT.slots.insert, sql::INSERT_ROW),
             insert_plain_asking: asking(sql::INSERT_PLAIN, sql::INSERT_PLAIN_ROW),
+            claim_wide: sql::DIALECT.statement(sql::CLAIM_WIDE, &table),
+            leased_wide: sql::DIALECT.statement(sql::LEASED_WIDE, &table),
             take_back: sql::DIALECT.statement(sql::TAKE_BACK, &table),
             missing: sql::DIALECT.statement(sql::MISSING, &table),
             insert: many(sql::DIALECT.slots.insert, sql::INSERT_ROW),
@@ -155,14 +165,14 @@ impl SqliteStore {
     /// The pool should wait for locks ([`busy_timeout`](SqliteConnectOptions::busy_timeout), by default 5 s), use the
     /// write-ahead log, and sync fully: see [`open`](Self::open) for why. A pool of one connection will do.
     ///
-    /// Claims and settlements go through one more connection of the same options and hooks, with
-    /// `synchronous = NORMAL`: a power cut that undoes a settlement only has its event delivered again, so nobody has to
+    /// Claims and settlements go through one more connection of the same options and hooks, and with order reads go through
+    /// another, with `synchronous = NORMAL`: a power cut that undoes a settlement only has its event delivered again, so nobody has to
     /// wait for the disk there.
     ///
     /// ```
     /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
     /// use posthaste::SqliteStore;
-    /// use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+    /// use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -182,6 +192,8 @@ impl SqliteStore {
     pub fn new(pool: SqlitePool) -> Self {
         Self {
             relay: relay_pool(&pool),
+            reader: relay_pool(&pool),
+            warm: None,
             pool,
             gate: Gate::new(BUSY_TIMEOUT),
             sql: Arc::new(Statements::new(TableName::default())),
@@ -263,7 +275,7 @@ impl SqliteStore {
         let mut patience = Patience::new();
         loop {
             match pool.clone().connect_with(options.clone()).await {
-                Ok(pool) => return Ok(Self::new(pool)),
+                Ok(pool) => return Ok(Self::new(pool).reusing_connections()),
                 Err(error) => {
                     let here = || options.get_filename().display();
                     patience.after(error, &table).await.map_err(|error| located(error, here()))?;
@@ -292,6 +304,31 @@ impl SqliteStore {
     pub fn with_table(mut self, table: &str) -> Result<Self, Error> {
         self.sql = Arc::new(Statements::new(TableName::parse(table)?));
         Ok(self)
+    }
+
+    /// The same store, but a connection goes from one transaction that was begun by the outbox straight to the next, if it comes
+    /// within milliseconds. Its pool would ask it first whether it is alive, and give another, which has to read anew what the one
+    /// before has changed.
+    ///
+    /// A store that was made by [`connect`](Self::connect) or [`open`](Self::open) does it by itself. For a pool of yours, say so if
+    /// its hooks (`before_acquire`, `after_release`) need not see a connection between two transactions. The pool sees it at least
+    /// once a second, and has it back at once while it has no other to give.
+    ///
+    /// ```
+    /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
+    /// use posthaste::SqliteStore;
+    /// use sqlx::SqlitePool;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = SqlitePool::connect("sqlite::memory:").await?;
+    /// let store = SqliteStore::new(pool).reusing_connections();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reusing_connections(mut self) -> Self {
+        self.warm = Some(Warm::new(self.pool.clone()));
+        self
     }
 
     /// The same store, but what is DONE is deleted instead of kept, by whoever settles through this store or a clone of it.
@@ -329,8 +366,12 @@ impl SqliteStore {
 
     /// Closes all connections.
     pub async fn close(&self) {
+        // Nothing is kept from here on.
+        let closing = self.pool.close();
+        self.warm.iter().for_each(Warm::clear);
+        self.reader.close().await;
         self.relay.close().await;
-        self.pool.close().await;
+        closing.await;
     }
 
     /// The pool.
@@ -345,11 +386,20 @@ impl SqliteStore {
 
     /// The connection that claims and settles. It ends with the pool.
     async fn relay(&self) -> Result<&SqlitePool, sqlx::Error> {
+        self.beside(&self.relay).await
+    }
+
+    /// The connection that reads lanes. It ends with the pool.
+    async fn reader(&self) -> Result<&SqlitePool, sqlx::Error> {
+        self.beside(&self.reader).await
+    }
+
+    async fn beside<'a>(&self, connection: &'a SqlitePool) -> Result<&'a SqlitePool, sqlx::Error> {
         if self.pool.is_closed() {
-            self.relay.close().await;
+            connection.close().await;
             return Err(sqlx::Error::PoolClosed);
         }
-        Ok(&self.relay)
+        Ok(connection)
     }
 
     /// The clock that decides what is available, leased or expired, in microseconds.
@@ -406,7 +456,10 @@ use patiently;
 /// Each of these waits up to 30 s for transactions of other processes before it answers [`Error::Busy`].
 impl RelayStore for SqliteStore {
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
-        Box::pin(async move { Ok(patiently!(self, self.try_claim(claim)).await?.decode().await) })
+        Box::pin(async move {
+            let leased = patiently!(self, self.try_claim(claim)).await?;
+            self.decode(claim, leased).await.map_err(|error| self.fault(error))
+        })
     }
 
     fn settle<'a>(&'a self, settlements: &'a [Settlement]) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {

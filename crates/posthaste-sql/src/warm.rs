@@ -1,8 +1,10 @@
 //! Connections that go from one transaction to the next.
 
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod server;
+
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -10,21 +12,16 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Database, Pool};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
-use crate::failover::Writable;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) use server::acquire;
 
 /// How long a connection waits for the next transaction before it goes back to the pool.
 const KEPT: Duration = Duration::from_millis(10);
 
 /// How long a connection goes from one transaction to the next before the pool sees it again, which checks how old it is.
 const AWAY: Duration = Duration::from_secs(1);
-
-/// How long the pool is waited for, again and again, before it is seen whether one has come back.
-const LOOK: Duration = Duration::from_millis(10);
-
-/// How long until a server that takes no more connections is asked for one again.
-const ASKED_AGAIN: Duration = Duration::from_millis(250);
 
 /// Connections on which a transaction has just been committed, for whoever begins the next one.
 ///
@@ -79,25 +76,6 @@ impl<DB: Database> Warm<DB> {
             return None;
         }
         Some(last.connection)
-    }
-
-    /// Any that is kept, for who would have the pool make another.
-    fn spare(&self) -> Option<WarmConnection<DB>> {
-        let last = self.0.shelf().kept.pop()?;
-        if self.0.pool.is_closed() || last.since.elapsed() >= KEPT * 2 {
-            last.give_back();
-            return None;
-        }
-        Some(last.connection)
-    }
-
-    /// To be given the next one that comes back.
-    fn wait(&self) -> oneshot::Receiver<WarmConnection<DB>> {
-        let (sender, receiver) = oneshot::channel();
-        let mut shelf = self.0.shelf();
-        shelf.waiting.retain(|waiting| !waiting.is_closed());
-        shelf.waiting.push_back(sender);
-        receiver
     }
 
     /// Keeps a connection on which no transaction is open, or gives it to who waits for one. While the pool has no other to give,
@@ -189,54 +167,6 @@ impl<DB: Database> Drop for State<DB> {
     }
 }
 
-/// A connection of the pool.
-///
-/// A pool of sqlx that has none to give makes another, up to its own limit. Where the server allows fewer it says that it cannot, or
-/// tries until its time is up, and meanwhile does not see those that come back. Those that are kept here it never sees. So whoever
-/// waits takes one of those as well.
-pub(crate) async fn acquire<DB: Writable>(
-    pool: &Pool<DB>,
-    warm: Option<&Warm<DB>>,
-) -> Result<WarmConnection<DB>, sqlx::Error> {
-    // Without it the hooks of the pool may have to see each connection that it gives.
-    let Some(warm) = warm else { return pool.acquire().await.map(WarmConnection::new) };
-    if pool.num_idle() == 0
-        && let Some(spare) = warm.spare()
-    {
-        return Ok(spare);
-    }
-    let deadline = Instant::now() + pool.options().get_acquire_timeout();
-    let mut asking = pin!(pool.acquire());
-    // Most often there is one.
-    let mut full = match timeout(LOOK, &mut asking).await {
-        Ok(Err(error)) if DB::is_full(&error) => Some((error, Instant::now())),
-        Ok(acquired) => return acquired.map(WarmConnection::new),
-        Err(_) => None,
-    };
-    let mut returned = warm.wait();
-    loop {
-        tokio::select! {
-            biased;
-            Ok(returned) = &mut returned => return Ok(returned),
-            acquired = &mut asking, if full.is_none() => match acquired {
-                Err(error) if DB::is_full(&error) => full = Some((error, Instant::now())),
-                acquired => return acquired.map(WarmConnection::new),
-            },
-            () = sleep(LOOK) => {}
-        }
-        if let Some(connection) = pool.try_acquire().map(WarmConnection::new).or_else(|| warm.spare()) {
-            return Ok(connection);
-        }
-        // Without any of its own the pool has none that could come back.
-        if let Some((error, _)) = full.take_if(|_| pool.size() == 0 || Instant::now() >= deadline) {
-            return Err(error);
-        }
-        if full.take_if(|(_, at)| at.elapsed() >= ASKED_AGAIN).is_some() {
-            asking.set(pool.acquire());
-        }
-    }
-}
-
 /// Brings connections back to the pool that nobody has taken in time, until there are none.
 async fn tend<DB: Database>(mut tended: Tended<DB>) {
     while !tended.ended {
@@ -272,16 +202,6 @@ impl<DB: Database> Drop for Tended<DB> {
 impl<DB: Database> WarmConnection<DB> {
     pub(crate) fn new(connection: PoolConnection<DB>) -> Self {
         Self { connection, since: Instant::now() }
-    }
-
-    /// The connection for what knows those of the pool only.
-    pub(crate) fn into_pooled(self) -> PoolConnection<DB> {
-        self.connection
-    }
-
-    /// Closes the connection instead of giving it back.
-    pub(crate) fn close_on_drop(&mut self) {
-        self.connection.close_on_drop();
     }
 }
 

@@ -5,64 +5,74 @@ use std::time::Duration;
 
 use posthaste_core::store::{Claim, Claimed, Lease};
 use posthaste_core::{EventId, Timestamp};
+use sqlx::SqlStr;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::gate::{AT_ONCE, let_others_go_on};
-use super::{SqliteStore, row, settle};
+use super::row::{Taken, Values};
+use super::{SqliteStore, packed, row, settle};
 use crate::admin::limit;
 
 /// What a claim read, before anybody made sense of it.
 pub(super) struct Leased {
-    rows: Vec<SqliteRow>,
+    rows: Rows,
     now: Timestamp,
     next_in: Option<Duration>,
 }
 
-impl Leased {
-    /// Makes events of the rows. Done after the turn to write is over: the next writer need not wait for it.
-    pub(super) async fn decode(self) -> Claimed {
-        let mut taken = Vec::with_capacity(self.rows.len());
-        let mut rows = self.rows.into_iter();
-        while rows.len() > 0 {
-            taken.extend(rows.by_ref().take(AT_ONCE).map(|row| row::taken(&row, self.now)));
-            let_others_go_on().await;
-        }
-        // RETURNING promises no order.
-        taken.sort_unstable_by_key(|taken| (taken.available_at, taken.seq));
-        let mut claimed = Claimed { next_in: self.next_in, ..Claimed::default() };
-        claimed.rows.reserve(taken.len());
-        for taken in taken {
-            match taken.row {
-                Ok(row) => claimed.rows.push(row),
-                Err(malformed) => claimed.malformed.push(malformed),
-            }
-        }
-        claimed
-    }
+enum Rows {
+    Packed(Vec<SqliteRow>),
+    Wide(Vec<SqliteRow>),
 }
 
 impl SqliteStore {
     pub(super) async fn try_claim(&self, claim: &Claim) -> Result<Leased, sqlx::Error> {
         let now = self.now();
+        let mut leased = Leased { rows: Rows::Packed(Vec::new()), now, next_in: None };
         if claim.limit == 0 {
-            return Ok(Leased { rows: Vec::new(), now, next_in: None });
+            return Ok(leased);
         }
         let mut connection = self.relay().await?.acquire().await?;
+        let query = |statement: &SqlStr| {
+            sqlx::query(statement.clone())
+                .bind(claim.lease.as_str())
+                .bind(now.as_micros())
+                .bind((now - claim.skip_recent).as_micros())
+                .bind((now - claim.lease_duration).as_micros())
+                .bind(limit(claim.limit))
+        };
         // All at once: values freed here while SQLite's thread makes more of them contend for its allocator.
-        let rows = sqlx::query(self.sql.slots.claim.clone())
-            .bind(claim.lease.as_str())
-            .bind(now.as_micros())
-            .bind((now - claim.skip_recent).as_micros())
-            .bind((now - claim.lease_duration).as_micros())
-            .bind(limit(claim.limit))
-            .fetch_all(&mut *connection)
-            .await?;
-        let mut leased = Leased { rows, now, next_in: None };
-        if leased.rows.len() < claim.limit {
+        leased.rows = match query(&self.sql.slots.claim).fetch_all(&mut *connection).await {
+            Ok(rows) => Rows::Packed(rows),
+            Err(error) if packed::may_be_refused(&error) => {
+                Rows::Wide(query(&self.sql.claim_wide).fetch_all(&mut *connection).await?)
+            }
+            Err(error) => return Err(error),
+        };
+        let (Rows::Packed(rows) | Rows::Wide(rows)) = &leased.rows;
+        if rows.len() < claim.limit {
             // The rows are leased by now: not to know the next moment is no reason to give them up.
             leased.next_in = self.next_in(&mut connection, now).await.unwrap_or_default();
         }
         Ok(leased)
+    }
+
+    /// Makes events of the rows. Done after the turn to write is over: the next writer need not wait for it.
+    pub(super) async fn decode(&self, claim: &Claim, leased: Leased) -> Result<Claimed, sqlx::Error> {
+        let Leased { rows, now, next_in } = leased;
+        let rows = match rows {
+            Rows::Packed(rows) => match row::each(rows, |row| Some(packed::values(row)?.taken(now))).await {
+                Some(taken) => return Ok(claimed(taken, next_in)),
+                None => self.leased_under(&claim.lease).await?,
+            },
+            Rows::Wide(rows) => rows,
+        };
+        let taken = row::each(rows, |row| Some(Values::of(row).taken(now))).await;
+        Ok(claimed(taken.expect("it is made of any row"), next_in))
+    }
+
+    /// The rows under a lease, which no other claim has, with every column by itself.
+    async fn leased_under(&self, lease: &Lease) -> Result<Vec<SqliteRow>, sqlx::Error> {
+        sqlx::query(self.sql.leased_wide.clone()).bind(lease.as_str()).fetch_all(self.relay().await?).await
     }
 
     async fn next_in(
@@ -96,4 +106,18 @@ impl SqliteStore {
         let released = sqlx::query(self.sql.slots.release_all.clone()).execute(self.relay().await?).await?;
         Ok(released.rows_affected())
     }
+}
+
+/// The rows of a claim in their order: RETURNING promises none.
+fn claimed(mut taken: Vec<Taken>, next_in: Option<Duration>) -> Claimed {
+    taken.sort_unstable_by_key(|taken| (taken.available_at, taken.seq));
+    let mut claimed = Claimed { next_in, ..Claimed::default() };
+    claimed.rows.reserve(taken.len());
+    for taken in taken {
+        match taken.row {
+            Ok(row) => claimed.rows.push(row),
+            Err(malformed) => claimed.malformed.push(malformed),
+        }
+    }
+    claimed
 }

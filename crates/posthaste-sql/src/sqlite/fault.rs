@@ -41,6 +41,11 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
     }
 }
 
+/// Whether it is the error of those that have no code of their own.
+pub(super) fn is_general(error: &dyn DatabaseError) -> bool {
+    primary_code(error) == Some(ERROR)
+}
+
 /// Whether a commit that failed certainly did not happen.
 pub(super) fn classify_commit(error: sqlx::Error, table: &TableName) -> CommitError {
     let unknown = match &error {

@@ -7,18 +7,19 @@ mod settle;
 use std::time::Duration;
 
 use posthaste_core::store::{
-    BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRows, LaneSettlement, LaneStore, ReadLane, ReadLanes,
-    RelayOfLanes, Renewed, Settled,
+    BoxFuture, ClosedKey, Error, Key, Lane, LaneLease, LaneRow, LaneRows, LaneSettlement, LaneStore, ReadLane,
+    ReadLanes, RelayOfLanes, Renewed, Settled,
 };
 use posthaste_core::{Event, Timestamp};
 use sqlx::SqlStr;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::gate::{AT_ONCE, Patience, let_others_go_on};
+use super::gate::Patience;
+use super::row::Values;
 use super::sql::DIALECT;
 use super::sql::lanes as sql;
 use super::tx::begin_immediate;
-use super::{SqliteStore, patiently, row};
+use super::{SqliteStore, packed, patiently, row};
 use crate::admin::limit;
 use crate::lanes::{lane, others, relay, renewed};
 use crate::table::TableName;
@@ -36,6 +37,7 @@ pub(super) struct Statements {
     give_back: SqlStr,
     held: SqlStr,
     read: SqlStr,
+    read_wide: SqlStr,
     settle_done_run: SqlStr,
     settle_done: SqlStr,
     delete_done_run: SqlStr,
@@ -57,6 +59,7 @@ impl Statements {
             give_back: statement(sql::GIVE_BACK),
             held: statement(sql::HELD),
             read: statement(sql::READ),
+            read_wide: statement(sql::READ_WIDE),
             settle_done_run: statement(sql::SETTLE_DONE_RUN),
             settle_done: statement(sql::SETTLE_DONE),
             delete_done_run: statement(sql::DELETE_DONE_RUN),
@@ -242,40 +245,62 @@ impl SqliteStore {
         let mut found = LaneRows::default();
         let in_hand = serde_json::to_string(&read.in_hand).expect("numbers are JSON");
         for part in &read.parts {
-            let now = self.now();
-            let rows = self.read_lane(part, &read.owner, &in_hand).await?;
-            // The last one says whether the rest counts.
-            let Some((last, rows)) = rows.split_last() else { continue };
-            if row::is_held(last) {
-                let of_lane =
-                    |row| row::in_lane(row, part.lease.lane, now).row(read.lease_duration, || row::key_of(row));
-                for rows in rows.chunks(AT_ONCE) {
-                    let_others_go_on().await;
-                    found.rows.extend(rows.iter().map(of_lane));
-                }
-            } else {
-                found.lost.push(part.lease);
+            match self.read_lane(part, read, &in_hand).await? {
+                Some(rows) => found.rows.extend(rows),
+                None => found.lost.push(part.lease),
             }
         }
         // There is one writer at a time, so numbers are committed in order, and nobody has one that is not seen.
         Ok(found)
     }
 
-    async fn read_lane(&self, part: &ReadLane, owner: &str, in_hand: &str) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        let key = part.key.as_ref();
-        sqlx::query(self.sql.lanes.read.clone())
-            .bind(part.after)
-            .bind(part.until.unwrap_or(i64::MAX))
-            .bind(limit(part.limit))
-            .bind(in_hand)
-            .bind(key.map(|key| &*key.aggregate_type))
-            .bind(key.map(|key| &*key.aggregate_id))
-            .bind(part.lease.lane.0)
-            .bind(part.lease.epoch)
-            .bind(owner)
-            .fetch_all(self.relay().await?)
-            .await
+    /// What is in a lane; none if it is not held.
+    async fn read_lane(
+        &self,
+        part: &ReadLane,
+        read: &ReadLanes,
+        in_hand: &str,
+    ) -> Result<Option<Vec<LaneRow>>, sqlx::Error> {
+        let (lane, now, key) = (part.lease.lane, self.now(), part.key.as_ref());
+        let query = |statement: &SqlStr| {
+            sqlx::query(statement.clone())
+                .bind(part.after)
+                .bind(part.until.unwrap_or(i64::MAX))
+                .bind(limit(part.limit))
+                .bind(in_hand)
+                .bind(key.map(|key| &*key.aggregate_type))
+                .bind(key.map(|key| &*key.aggregate_id))
+                .bind(lane.0)
+                .bind(part.lease.epoch)
+                .bind(&*read.owner)
+        };
+        let in_lane =
+            |values: Values, key: &dyn Fn() -> Option<Key>| values.in_lane(lane, now).row(read.lease_duration, key);
+        match query(&self.sql.lanes.read).fetch_all(self.reader().await?).await {
+            Ok(mut rows) => {
+                if !is_held(&mut rows) {
+                    return Ok(None);
+                }
+                let packed = |row: &SqliteRow| Some(in_lane(packed::values(row)?, &|| packed::key_of(row)));
+                if let Some(rows) = row::each(rows, packed).await {
+                    return Ok(Some(rows));
+                }
+            }
+            Err(error) if packed::may_be_refused(&error) => {}
+            Err(error) => return Err(error),
+        }
+        let mut rows = query(&self.sql.lanes.read_wide).fetch_all(self.reader().await?).await?;
+        if !is_held(&mut rows) {
+            return Ok(None);
+        }
+        let wide = |row: &SqliteRow| Some(in_lane(Values::of(row), &|| row::key_of(row)));
+        Ok(Some(row::each(rows, wide).await.expect("it is made of any row")))
     }
+}
+
+/// Takes away the last row, which says whether the rest counts.
+fn is_held(rows: &mut Vec<SqliteRow>) -> bool {
+    rows.pop().is_some_and(|last| row::number(&last, 0) == 1)
 }
 
 fn lease((number, epoch): (i64, i64)) -> LaneLease {

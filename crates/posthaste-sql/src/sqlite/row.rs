@@ -5,9 +5,10 @@ use posthaste_core::{EventId, Timestamp};
 use sqlx::sqlite::{Sqlite, SqliteRow};
 use sqlx::{Decode, Row, Type};
 
+use super::gate::{AT_ONCE, let_others_go_on};
 use crate::lanes::{Found, key};
 
-/// The columns, where the claim and the list put them.
+/// The columns, where wide claims, wide reads and lists put them.
 mod column {
     pub(super) const EVENT_ID: usize = 0;
     pub(super) const EVENT_TYPE: usize = 1;
@@ -27,7 +28,6 @@ mod column {
 
     // Of a read of lanes.
     pub(super) const LEASED_AT: usize = 15;
-    pub(super) const HELD: usize = 16;
 
     // Of a list.
     pub(super) const STATUS: usize = 15;
@@ -44,33 +44,65 @@ pub(super) struct Taken {
     pub(super) row: Result<ClaimedRow, Malformed>,
 }
 
-/// Reads a claimed row.
-pub(super) fn taken(row: &SqliteRow, now: Timestamp) -> Taken {
-    let available_at = number(row, column::AVAILABLE_AT);
-    let lag = now.since(Timestamp::from_micros(available_at));
-    let seq = number(row, column::SEQ);
-    let event = raw(row).and_then(RawRow::decode);
-    let row_or_reason = event.and_then(|event| attempts(row).map(|attempts| ClaimedRow { seq, event, attempts, lag }));
-    Taken { available_at, seq, row: row_or_reason.map_err(|reason| Malformed { id: id(row), reason }) }
+/// What is in a row, as far as it can be read.
+pub(super) struct Values {
+    pub(super) id: EventId,
+    pub(super) seq: i64,
+    pub(super) available_at: i64,
+    pub(super) attempts: Result<u32, String>,
+    /// When somebody leased it, in a read of lanes.
+    pub(super) leased_at: Option<i64>,
+    pub(super) raw: Result<RawRow, String>,
 }
 
-/// Whether the lane is held, where a read of lanes says so.
-pub(super) fn is_held(row: &SqliteRow) -> bool {
-    number(row, column::HELD) == 1
-}
-
-/// Reads a row of a lane.
-pub(super) fn in_lane(row: &SqliteRow, lane: Lane, now: Timestamp) -> Found {
-    Found {
-        lane,
-        seq: number(row, column::SEQ),
-        id: id(row),
-        read_at: now,
-        available_at: Timestamp::from_micros(number(row, column::AVAILABLE_AT)),
-        leased_at: optional(row, column::LEASED_AT).map(Timestamp::from_micros),
-        attempts: attempts(row),
-        raw: raw(row),
+impl Values {
+    /// Those of a row with every column by itself.
+    pub(super) fn of(row: &SqliteRow) -> Self {
+        Self {
+            id: id(row),
+            seq: number(row, column::SEQ),
+            available_at: number(row, column::AVAILABLE_AT),
+            attempts: attempts(row),
+            leased_at: optional(row, column::LEASED_AT),
+            raw: raw(row),
+        }
     }
+
+    /// The claimed row.
+    pub(super) fn taken(self, now: Timestamp) -> Taken {
+        let Self { id, seq, available_at, attempts, raw, .. } = self;
+        let lag = now.since(Timestamp::from_micros(available_at));
+        let event = raw.and_then(RawRow::decode);
+        let row = event.and_then(|event| attempts.map(|attempts| ClaimedRow { seq, event, attempts, lag }));
+        Taken { available_at, seq, row: row.map_err(|reason| Malformed { id, reason }) }
+    }
+
+    /// What was found in a lane.
+    pub(super) fn in_lane(self, lane: Lane, now: Timestamp) -> Found {
+        Found {
+            lane,
+            seq: self.seq,
+            id: self.id,
+            read_at: now,
+            available_at: Timestamp::from_micros(self.available_at),
+            leased_at: self.leased_at.map(Timestamp::from_micros),
+            attempts: self.attempts,
+            raw: self.raw,
+        }
+    }
+}
+
+/// Makes something of each row; nothing at all if it cannot be made of one. Others go on every few rows.
+pub(super) async fn each<T>(rows: Vec<SqliteRow>, make: impl Fn(&SqliteRow) -> Option<T>) -> Option<Vec<T>> {
+    let mut made = Vec::with_capacity(rows.len());
+    let mut rows = rows.into_iter();
+    while rows.len() > 0 {
+        for row in rows.by_ref().take(AT_ONCE) {
+            made.push(make(&row)?);
+        }
+        let_others_go_on().await;
+    }
+    Some(made)
 }
 
 /// The key of a row of a lane, as far as it can be read.
@@ -128,7 +160,7 @@ fn text<'r, T: Decode<'r, Sqlite> + Type<Sqlite>>(row: &'r SqliteRow, at: usize)
     read(row, at, "text in UTF-8")
 }
 
-fn number(row: &SqliteRow, at: usize) -> i64 {
+pub(super) fn number(row: &SqliteRow, at: usize) -> i64 {
     optional(row, at).unwrap_or_default()
 }
 

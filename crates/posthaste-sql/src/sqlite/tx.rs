@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use posthaste_core::EventId;
 use posthaste_core::store::{CommitError, Error, NewRow, WriteStore};
+use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool, SqliteTransactionManager};
 use sqlx::{Connection, SqlSafeStr, Transaction};
 use sqlx_core::transaction::TransactionManager;
@@ -13,14 +14,15 @@ use super::gate::Turn;
 use super::insert::Ask;
 use super::{SqliteStore, fault, sql};
 use crate::savepoint;
+use crate::warm::{Warm, WarmConnection};
 
 /// A transaction of a [`SqliteStore`], which is the only one of this process that writes while it is open. Comes
 /// with the feature `sqlite`.
 ///
 /// It is used as an sqlx transaction is, through `&mut *tx`. Dropping it rolls it back.
 pub struct SqliteTx {
-    // Dropped before the turn, so that the next writer finds the rollback under way.
-    inner: Transaction<'static, Sqlite>,
+    // Dropped before the turn, so that the next writer finds the rollback under way. Nothing after the end.
+    connection: Option<WarmConnection<Sqlite>>,
     _turn: Turn,
 }
 
@@ -28,13 +30,21 @@ impl Deref for SqliteTx {
     type Target = SqliteConnection;
 
     fn deref(&self) -> &SqliteConnection {
-        &self.inner
+        self.connection.as_ref().expect("a transaction ends by value")
     }
 }
 
 impl DerefMut for SqliteTx {
     fn deref_mut(&mut self) -> &mut SqliteConnection {
-        &mut self.inner
+        self.connection.as_mut().expect("a transaction ends by value")
+    }
+}
+
+impl Drop for SqliteTx {
+    fn drop(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            SqliteTransactionManager::start_rollback(connection);
+        }
     }
 }
 
@@ -56,8 +66,8 @@ impl WriteStore for SqliteStore {
     /// [`Error::Busy`] when another transaction of this process, or of another one, stays open for more than 5 s.
     async fn begin(&self) -> Result<SqliteTx, Error> {
         let turn = self.gate.enter().await?;
-        let inner = begin_immediate(&self.pool).await.map_err(|error| self.fault(error))?;
-        Ok(SqliteTx { inner, _turn: turn })
+        let connection = self.try_begin().await.map_err(|error| self.fault(error))?;
+        Ok(SqliteTx { connection: Some(connection), _turn: turn })
     }
 
     async fn insert(&self, connection: &mut SqliteConnection, rows: &[NewRow]) -> Result<(), Error> {
@@ -92,23 +102,27 @@ impl WriteStore for SqliteStore {
         self.commit_inserted(tx).await.map(|()| missing)
     }
 
-    async fn commit_inserted(&self, tx: SqliteTx) -> Result<(), CommitError> {
-        let SqliteTx { mut inner, _turn } = tx;
-        if self.depth(&inner) == 0 {
+    async fn commit_inserted(&self, mut tx: SqliteTx) -> Result<(), CommitError> {
+        if self.depth(&tx) == 0 {
             return Err(CommitError::NotCommitted(savepoint::ended()));
         }
-        // Somebody may have begun a savepoint and forgotten it: sqlx would end that one, and nothing else.
-        while SqliteTransactionManager::get_transaction_depth(&inner) > 1 {
-            let released = SqliteTransactionManager::commit(&mut inner).await;
-            released.map_err(|error| fault::classify_commit(error, self.table()))?;
+        // Somebody may have begun a savepoint and forgotten it: sqlx would end that one, and nothing else. A transaction that could
+        // not be committed is rolled back when it is dropped.
+        while self.depth(&tx) > 0 {
+            let committed = SqliteTransactionManager::commit(&mut tx).await;
+            committed.map_err(|error| fault::classify_commit(error, self.table()))?;
         }
-        // A transaction that could not be committed is rolled back when sqlx drops it.
-        inner.commit().await.map_err(|error| fault::classify_commit(error, self.table()))
+        // Before the turn is over: the next writer finds it then.
+        if let (Some(connection), Some(warm)) = (tx.connection.take(), &self.warm) {
+            warm.keep(connection);
+        }
+        Ok(())
     }
 
-    async fn rollback(&self, tx: SqliteTx) -> Result<(), Error> {
-        let SqliteTx { inner, _turn } = tx;
-        inner.rollback().await.map_err(|error| self.fault(error))
+    async fn rollback(&self, mut tx: SqliteTx) -> Result<(), Error> {
+        SqliteTransactionManager::rollback(&mut tx).await.map_err(|error| self.fault(error))?;
+        tx.connection = None;
+        Ok(())
     }
 
     fn depth(&self, connection: &SqliteConnection) -> usize {
@@ -162,6 +176,17 @@ impl WriteStore for SqliteStore {
 }
 
 impl SqliteStore {
+    /// On the connection that comes from the transaction before, if there is one: it has the pages at hand that writers change. The
+    /// caller has its turn.
+    async fn try_begin(&self) -> Result<WarmConnection<Sqlite>, sqlx::Error> {
+        let mut connection = match self.warm.as_ref().and_then(Warm::take) {
+            Some(connection) => connection,
+            None => WarmConnection::new(idle(&self.pool).await?),
+        };
+        SqliteTransactionManager::begin(&mut connection, Some(BEGIN.into_sql_str())).await?;
+        Ok(connection)
+    }
+
     /// Fails where no transaction is open, also if sqlx counts one: SQLite ends it by itself after some errors, and sqlx when a
     /// savepoint is cut off. What is written then would be stored on its own.
     pub(super) async fn expect_open(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
@@ -194,12 +219,19 @@ pub(super) fn ended() -> Error {
     Error::Refused(reason.into())
 }
 
+const BEGIN: &str = "BEGIN IMMEDIATE";
+
 /// Begins a transaction that writes from the start. The caller has its turn.
 pub(super) async fn begin_immediate(pool: &SqlitePool) -> Result<Transaction<'static, Sqlite>, sqlx::Error> {
+    Transaction::begin(idle(pool).await?, Some(BEGIN.into_sql_str())).await
+}
+
+/// A connection on which a transaction can begin.
+async fn idle(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
     loop {
         let connection = pool.acquire().await?;
         if !connection.is_in_transaction() {
-            return Transaction::begin(connection, Some("BEGIN IMMEDIATE".into_sql_str())).await;
+            return Ok(connection);
         }
         // SQLite ended its transaction by itself, as it does after some errors. sqlx goes on counting it as open, and would
         // never begin another one on that connection.

@@ -100,24 +100,58 @@ pub(in super::super) const GIVE_BACK: &str =
 /// The leases of an owner.
 pub(in super::super) const HELD: &str = concat!("SELECT lane, epoch FROM ", lanes!(), " WHERE owner = ?1");
 
+/// Whether the lane is held.
+macro_rules! is_held {
+    () => {
+        concat!("EXISTS (SELECT 1 FROM ", lanes!(), " WHERE lane = ?7 AND epoch = ?8 AND owner = ?9)")
+    };
+}
+
+/// Where the rows of a read are.
+macro_rules! in_lane {
+    () => {
+        concat!(
+            " FROM {table} AS t INDEXED BY \"{name}_lane_seq\" \
+             WHERE status IN (0, 2) AND seq > ?1 AND seq <= ?2 AND seq NOT IN (SELECT value FROM json_each(?4)) \
+             AND (?6 IS NULL OR aggregate_id = ?6 AND coalesce(aggregate_type, '__GLOBAL__') = ?5) \
+             AND NOT EXISTS (SELECT 1 FROM ",
+            keys!(),
+            " AS k WHERE k.aggregate_type = coalesce(t.aggregate_type, '__GLOBAL__') AND k.aggregate_id = t.aggregate_id) \
+             AND ",
+            is_held!(),
+            " ORDER BY seq LIMIT ?3) "
+        )
+    };
+}
+
+/// When somebody leased a row alone.
+macro_rules! leased_at {
+    () => {
+        "CASE WHEN locked_by IS NOT NULL THEN locked_at END"
+    };
+}
+
 /// What is pending in the lane, if it is held: after a number and up to another, so many rows, of one key or of all, and none of
-/// closed keys nor of those in hand. Then a row that says whether the lane is held, from the same snapshot.
+/// closed keys nor of those in hand. Then a row that says, in its first column, whether the lane is held, from the same snapshot.
 pub(in super::super) const READ: &str = concat!(
     "SELECT * FROM (SELECT ",
+    packed_columns!(leased_at!()),
+    in_lane!(),
+    "UNION ALL SELECT ",
+    is_held!(),
+    ", NULL"
+);
+
+/// The same with every column by itself, whatever is in it.
+pub(in super::super) const READ_WIDE: &str = concat!(
+    "SELECT * FROM (SELECT ",
     event_columns!(),
-    ", CASE WHEN locked_by IS NOT NULL THEN locked_at END, NULL FROM {table} AS t INDEXED BY \"{name}_lane_seq\" \
-     WHERE status IN (0, 2) AND seq > ?1 AND seq <= ?2 AND seq NOT IN (SELECT value FROM json_each(?4)) \
-     AND (?6 IS NULL OR aggregate_id = ?6 AND coalesce(aggregate_type, '__GLOBAL__') = ?5) \
-     AND NOT EXISTS (SELECT 1 FROM ",
-    keys!(),
-    " AS k WHERE k.aggregate_type = coalesce(t.aggregate_type, '__GLOBAL__') AND k.aggregate_id = t.aggregate_id) \
-     AND EXISTS (SELECT 1 FROM ",
-    lanes!(),
-    " WHERE lane = ?7 AND epoch = ?8 AND owner = ?9) ORDER BY seq LIMIT ?3) \
-     UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
-     EXISTS (SELECT 1 FROM ",
-    lanes!(),
-    " WHERE lane = ?7 AND epoch = ?8 AND owner = ?9)"
+    ", ",
+    leased_at!(),
+    in_lane!(),
+    "UNION ALL SELECT ",
+    is_held!(),
+    ", NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL"
 );
 
 // OR ROLLBACK, because with the usual OR ABORT SQLite copies every page before it changes it, to undo the one statement; here all
