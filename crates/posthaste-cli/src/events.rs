@@ -266,8 +266,12 @@ async fn tail(
     let (mut recent, mut seen) = (VecDeque::new(), BTreeSet::new());
     let top = Page { limit: 1, after: None, order: Order::NewestFirst };
     loop {
-        // What does not fit moves the place to look from, too: where nothing fits, all that there is would be looked at each time.
-        let mark = store.list(&Filter::default(), &top).await?.first().map(|record| record.state.seq);
+        // What does not fit moves the place to look from, too: where nothing fits, all that there is would be looked at each time. An
+        // error comes long after its row.
+        let mark = match filter.error_contains {
+            None => store.list(&Filter::default(), &top).await?.first().map(|record| record.state.seq),
+            Some(_) => None,
+        };
         let mut page = Page { limit: 500, after: from, order: Order::OldestFirst };
         loop {
             let records = store.list(filter, &page).await?;

@@ -172,7 +172,7 @@ impl SqliteStore {
     /// ```
     /// # mod posthaste { pub use posthaste_core::*; pub use posthaste_sql::*; }
     /// use posthaste::SqliteStore;
-    /// use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+    /// use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -396,7 +396,8 @@ impl SqliteStore {
 
     async fn beside<'a>(&self, connection: &'a SqlitePool) -> Result<&'a SqlitePool, sqlx::Error> {
         if self.pool.is_closed() {
-            connection.close().await;
+            self.relay.close().await;
+            self.reader.close().await;
             return Err(sqlx::Error::PoolClosed);
         }
         Ok(connection)
@@ -458,7 +459,7 @@ impl RelayStore for SqliteStore {
     fn claim<'a>(&'a self, claim: &'a Claim) -> BoxFuture<'a, Result<Claimed, Error>> {
         Box::pin(async move {
             let leased = patiently!(self, self.try_claim(claim)).await?;
-            self.decode(claim, leased).await.map_err(|error| self.fault(error))
+            self.decode(claim, leased).await
         })
     }
 

@@ -128,9 +128,8 @@ impl Destination {
         let max_batch: Option<Value> = table.take("max_batch");
         let max_batch = max_batch.map(|value| positive(&value, &of("max_batch"))).transpose()?;
         let (lazy, made_of) = (table.get("lazy").map(|value| value.read(&of("lazy"))).transpose()?, (name, origin));
-        let target = Target::of(&kind, &given.origin, made_of, table, &field).map_err(|fault| {
-            fault.with_more_fields("type, to, key, envelope and max_batch are of every destination")
-        })?;
+        let target = Target::of(&kind, &given.origin, made_of, table, &field)
+            .map_err(|fault| fault.with_more_fields(of_every(&kind)))?;
         let is_lines = matches!(target, Target::Lines(_));
         let to = match to {
             None if is_lines => String::new(),
@@ -153,6 +152,15 @@ impl Destination {
             lazy: lazy.unwrap_or(false),
             secrets: value.secrets(),
         })
+    }
+}
+
+/// What destinations have beside the settings of their type.
+fn of_every(kind: &str) -> &'static str {
+    match kind {
+        "file" => "type, key, envelope and max_batch are settings, too",
+        "rabbitmq" => "type, to, exchange, key, envelope and max_batch are settings, too",
+        _ => "type, to, key, envelope and max_batch are settings, too",
     }
 }
 

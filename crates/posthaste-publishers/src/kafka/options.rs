@@ -38,7 +38,7 @@ use super::Error;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+/// What is serialised is without addresses, logins and secrets: it is to be shown.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KafkaOptions {

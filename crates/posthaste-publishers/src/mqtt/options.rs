@@ -16,7 +16,7 @@ pub(super) const WINDOW: u16 = 100;
 
 /// How to reach a broker that speaks MQTT 5, and how to publish there.
 ///
-/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+/// What is serialised is without addresses, logins and secrets: it is to be shown.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MqttOptions {
@@ -24,6 +24,7 @@ pub struct MqttOptions {
     pub(super) url: String,
     #[serde(default = "default_name")]
     pub(super) name: String,
+    #[serde(skip_serializing)]
     client_id: Option<String>,
     #[serde(skip_serializing)]
     user: Option<String>,

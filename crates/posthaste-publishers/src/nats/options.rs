@@ -15,7 +15,7 @@ use crate::options::{connection_setters, five_seconds};
 
 /// How to reach NATS, and how to publish there.
 ///
-/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+/// What is serialised is without addresses, logins and secrets: it is to be shown.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NatsOptions {
@@ -31,6 +31,7 @@ pub struct NatsOptions {
     token: Option<String>,
     #[serde(skip_serializing)]
     nkey_seed: Option<String>,
+    #[serde(skip_serializing)]
     credentials_file: Option<PathBuf>,
     ca_file: Option<PathBuf>,
     certificate_file: Option<PathBuf>,

@@ -13,7 +13,7 @@ use crate::options::{connection_setters, five_seconds};
 
 /// How to reach Redis, and how to add to streams there.
 ///
-/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+/// What is serialised is without addresses, logins and secrets: it is to be shown.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RedisOptions {

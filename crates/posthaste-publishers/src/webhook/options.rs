@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 /// assert!(!format!("{options:?}").contains("MfKQ9r8"));
 /// ```
 ///
-/// Serialised, it says how to publish, and neither where to nor as whom: secrets stay out of what is shown.
+/// What is serialised is without addresses, logins and secrets: it is to be shown.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WebhookOptions {

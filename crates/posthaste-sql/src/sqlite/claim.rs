@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use posthaste_core::store::{Claim, Claimed, Lease};
+use posthaste_core::store::{Claim, Claimed, Error, Lease};
 use posthaste_core::{EventId, Timestamp};
 use sqlx::SqlStr;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
+use super::gate::Patience;
 use super::row::{Taken, Values};
 use super::{SqliteStore, packed, row, settle};
 use crate::admin::limit;
@@ -57,12 +58,12 @@ impl SqliteStore {
     }
 
     /// Makes events of the rows. Done after the turn to write is over: the next writer need not wait for it.
-    pub(super) async fn decode(&self, claim: &Claim, leased: Leased) -> Result<Claimed, sqlx::Error> {
+    pub(super) async fn decode(&self, claim: &Claim, leased: Leased) -> Result<Claimed, Error> {
         let Leased { rows, now, next_in } = leased;
         let rows = match rows {
             Rows::Packed(rows) => match row::each(rows, |row| Some(packed::values(row)?.taken(now))).await {
                 Some(taken) => return Ok(claimed(taken, next_in)),
-                None => self.leased_under(&claim.lease).await?,
+                None => self.leased_under(&claim.lease, now).await?,
             },
             Rows::Wide(rows) => rows,
         };
@@ -70,9 +71,21 @@ impl SqliteStore {
         Ok(claimed(taken.expect("it is made of any row"), next_in))
     }
 
-    /// The rows under a lease, which no other claim has, with every column by itself.
-    async fn leased_under(&self, lease: &Lease) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        sqlx::query(self.sql.leased_wide.clone()).bind(lease.as_str()).fetch_all(self.relay().await?).await
+    /// The rows under a lease that a claim has just taken and no other has, with every column by itself. Waits for other processes as
+    /// the claim does: they are leased, and nobody else would deliver them until that is over.
+    async fn leased_under(&self, lease: &Lease, now: Timestamp) -> Result<Vec<SqliteRow>, Error> {
+        let mut patience = Patience::new();
+        loop {
+            match self.try_leased_under(lease, now).await {
+                Ok(rows) => return Ok(rows),
+                Err(error) => patience.after(error, self.table()).await?,
+            }
+        }
+    }
+
+    async fn try_leased_under(&self, lease: &Lease, now: Timestamp) -> Result<Vec<SqliteRow>, sqlx::Error> {
+        let query = sqlx::query(self.sql.leased_wide.clone()).bind(lease.as_str()).bind(now.as_micros());
+        query.fetch_all(self.relay().await?).await
     }
 
     async fn next_in(

@@ -12,12 +12,14 @@ use crate::table::TableName;
 const ERROR: i32 = 1;
 const BUSY: i32 = 5;
 const LOCKED: i32 = 6;
+const NOMEM: i32 = 7;
 const READONLY: i32 = 8;
 const IOERR: i32 = 10;
 const CORRUPT: i32 = 11;
 const FULL: i32 = 13;
 const CANTOPEN: i32 = 14;
 const PROTOCOL: i32 = 15;
+const TOOBIG: i32 = 18;
 const NOTADB: i32 = 26;
 
 /// The kind of an error.
@@ -41,9 +43,9 @@ pub(super) fn classify(error: sqlx::Error, table: &TableName) -> Error {
     }
 }
 
-/// Whether it is the error of those that have no code of their own.
-pub(super) fn is_general(error: &dyn DatabaseError) -> bool {
-    primary_code(error) == Some(ERROR)
+/// Whether a function may have refused a value: that has no code of its own, unless what it makes is too large.
+pub(super) fn may_be_of_a_value(error: &dyn DatabaseError) -> bool {
+    matches!(primary_code(error), Some(ERROR | NOMEM | TOOBIG))
 }
 
 /// Whether a commit that failed certainly did not happen.

@@ -90,9 +90,10 @@ pub(super) fn key_of(row: &SqliteRow) -> Option<Key> {
     key(raw.aggregate_type.as_deref(), raw.aggregate_id.as_deref())
 }
 
-/// Whether SQLite may have refused to pack a row: it does so in the most general way that it has. The same without packing tells.
+/// Whether SQLite may have refused to pack a row: what cannot be in JSON, or is too large there, where one character of a text may
+/// take six. The same without packing tells.
 pub(super) fn may_be_refused(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some_and(fault::is_general)
+    error.as_database_error().is_some_and(fault::may_be_of_a_value)
 }
 
 #[cfg(test)]
@@ -131,7 +132,7 @@ mod tests {
         "'{\"a\": \"b \\u0000 \\\" c\"}'",
     ];
 
-    const COLUMNS: [&str; 14] = [
+    const COLUMNS: [&str; 15] = [
         "event_id",
         "event_type",
         "aggregate_type",
@@ -146,6 +147,7 @@ mod tests {
         "created_at",
         "attempts",
         "available_at",
+        "locked_at",
     ];
 
     async fn store() -> SqliteStore {

@@ -24,7 +24,7 @@ macro_rules! packed_columns {
              occurred_at, created_at, seq, attempts, available_at, \
              (payload IS NOT NULL) + 2 * (payload_bytes IS NOT NULL) + 4 * coalesce(\
              event_type >= x'' OR aggregate_type >= x'' OR aggregate_id >= x'' OR tenant_id >= x'' OR topic >= x'' \
-             OR content_type >= x'' OR headers >= x'' OR occurred_at >= x'' OR attempts >= x'', 0), ",
+             OR content_type >= x'' OR headers >= x'' OR occurred_at >= x'' OR attempts >= x'' OR locked_at >= x'', 0), ",
             $leased_at,
             "), coalesce(payload, payload_bytes)"
         )
@@ -135,7 +135,7 @@ pub(super) const CLAIM_WIDE: &str = concat!(claim!(), event_columns!());
 pub(super) const LEASED_WIDE: &str = concat!(
     "SELECT ",
     event_columns!(),
-    " FROM {table} INDEXED BY \"{name}_pending\" WHERE status IN (0, 2) AND locked_by = ?1"
+    " FROM {table} INDEXED BY \"{name}_pending\" WHERE status IN (0, 2) AND available_at <= ?2 AND locked_by = ?1"
 );
 
 /// The values of one row of an insert.
@@ -200,8 +200,8 @@ mod tests {
             assert!(claim.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid=?)"), "{claim}");
             assert!(!claim.contains("TEMP B-TREE") && !claim.contains("SCAN"), "{claim}");
         }
-        let leased = store.plan(store.sql.leased_wide.as_str(), 1).await;
-        assert!(leased.contains("USING INDEX outbox_event_pending"), "{leased}");
+        let leased = store.plan(store.sql.leased_wide.as_str(), 2).await;
+        assert!(leased.contains("USING INDEX outbox_event_pending (available_at<?)"), "{leased}");
         let next = store.plan(slots.next_available.as_str(), 1).await;
         assert!(next.contains("USING INDEX outbox_event_pending (available_at>?)"), "{next}");
     }

@@ -42,7 +42,9 @@ impl DerefMut for SqliteTx {
 
 impl Drop for SqliteTx {
     fn drop(&mut self) {
-        if let Some(connection) = &mut self.connection {
+        let Some(connection) = &mut self.connection else { return };
+        // Savepoints that somebody has begun and forgotten, too, and once more: see `abandon_all`.
+        for _ in 0..=SqliteTransactionManager::get_transaction_depth(connection) {
             SqliteTransactionManager::start_rollback(connection);
         }
     }
@@ -120,7 +122,13 @@ impl WriteStore for SqliteStore {
     }
 
     async fn rollback(&self, mut tx: SqliteTx) -> Result<(), Error> {
-        SqliteTransactionManager::rollback(&mut tx).await.map_err(|error| self.fault(error))?;
+        // One that has ended by itself is refused, and closed by who comes upon it.
+        loop {
+            SqliteTransactionManager::rollback(&mut tx).await.map_err(|error| self.fault(error))?;
+            if self.depth(&tx) == 0 {
+                break;
+            }
+        }
         tx.connection = None;
         Ok(())
     }
