@@ -246,3 +246,27 @@ async fn idle(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> 
         connection.close().await?;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_savepoint_that_was_forgotten_ends_with_the_transaction() {
+        // One connection, so that whoever comes next gets this one.
+        let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
+        for is_dropped in [true, false] {
+            let mut tx = store.begin().await.unwrap();
+            std::mem::forget(tx.begin().await.unwrap());
+            assert_eq!(store.depth(&tx), 2);
+            if is_dropped {
+                drop(tx);
+            } else {
+                store.rollback(tx).await.unwrap();
+            }
+            let mut next = store.pool().acquire().await.unwrap();
+            assert!(!next.is_in_transaction(), "dropped: {is_dropped}");
+            assert!(!store.is_open(&mut next).await.unwrap(), "dropped: {is_dropped}");
+        }
+    }
+}
