@@ -475,7 +475,7 @@ impl Keys {
                         return Err(None);
                     }
                     state.wake_due(now, self.capacity);
-                    let run = state.next_run(now, self.capacity, |item| Some(length(item)));
+                    let run = state.next_run(now, self.capacity, &length);
                     run.ok_or_else(|| Some(state.waiting.first().map(|(due_at, _)| *due_at)))
                 });
                 match taken {
@@ -497,15 +497,20 @@ impl Keys {
         }
     }
 
-    /// The next key that is ready, if its first event is wanted, with as many of its events as that says; never waits, never
-    /// passes one over.
-    pub(crate) fn take_if(self: &Arc<Self>, wanted: impl Fn(&Item) -> Option<usize>) -> Option<Run> {
+    /// Runs of other keys that are ready and begin with events that are wanted: at most `most` events, `of_one_key` of each. Keys
+    /// that begin with another one keep their places. Never waits.
+    pub(crate) fn take_wanted(
+        self: &Arc<Self>,
+        most: usize,
+        of_one_key: usize,
+        wanted: impl Fn(&Item) -> bool,
+    ) -> Vec<Run> {
         let now = Instant::now();
         let taken = self.change(|state| match state.is_closed {
-            true => None,
-            false => state.next_run(now, self.capacity, wanted),
+            true => Vec::new(),
+            false => state.wanted_runs(now, self.capacity, most, of_one_key, wanted),
         });
-        taken.map(|(id, held, items)| Run::new(Arc::clone(self), id, held, items))
+        taken.into_iter().map(|(id, held, items)| Run::new(Arc::clone(self), id, held, items)).collect()
     }
 
     /// A worker has ended its run, and this was not begun. If it was stopped, an outcome is yet to be written.

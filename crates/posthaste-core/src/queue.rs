@@ -9,6 +9,13 @@ use crate::sync::{Mutex, Notify};
 /// Turns in a round of draining; the last of them belongs to the cold queue, the others to the hot one.
 const TURNS: u8 = 3;
 
+/// The most that is taken at once, so that nobody who writes waits long for the lock.
+pub(crate) const AT_ONCE: usize = 256;
+
+/// The most that is passed over to find what is wanted. With twice what is taken at once, a batch of any size is filled from
+/// between as many others.
+pub(crate) const PASSED_OVER: usize = 2 * AT_ONCE;
+
 /// A hot and a cold queue, both bounded, drained two to one by any number of workers.
 ///
 /// One short lock guards both, so a worker sees them together: it takes from the queue whose turn it is, or from the
@@ -150,23 +157,32 @@ impl<T> Queues<T> {
         }
     }
 
-    /// Takes at most so many more of the next items, up to the first that is not there now or is not wanted, and says how many it
-    /// took. Never waits, never skips one.
-    pub(crate) fn take_while(&self, most: usize, items: &mut Vec<T>, mut wanted: impl FnMut(&T) -> bool) -> usize {
-        let (mut state, mut taken, mut last) = (self.state(), 0, None);
-        while taken < most
+    /// Takes more items that are wanted, in their order: at most `most`, and [`AT_ONCE`]. Says whether there may be more of them
+    /// where these were. What is not wanted keeps its place, and at most [`PASSED_OVER`] of it is passed over. Never waits.
+    pub(crate) fn take_wanted(&self, most: usize, items: &mut Vec<T>, mut wanted: impl FnMut(&T) -> bool) -> bool {
+        let (mut state, mut room, mut last) = (self.state(), most.min(AT_ONCE), None);
+        let mut passed_over = Vec::new();
+        while room > 0
+            && passed_over.len() < PASSED_OVER
             && let Some(path) = state.next_path()
-            && state.queue(path).front().is_some_and(&mut wanted)
+            && let Some(item) = state.pop(path)
         {
-            items.extend(state.pop(path));
-            taken += 1;
-            // If any of them was cold there is more room.
-            last = last.filter(|last| *last == Path::Cold).or(Some(path));
+            if wanted(&item) {
+                items.push(item);
+                room -= 1;
+                // If any of them was cold there is more room.
+                last = last.filter(|last| *last == Path::Cold).or(Some(path));
+            } else {
+                passed_over.push((path, item));
+            }
+        }
+        for (path, item) in passed_over.into_iter().rev() {
+            state.queue(path).push_front(item);
         }
         if let Some(path) = last {
             self.taken(state, path);
         }
-        taken
+        room == 0
     }
 
     fn taken(&self, mut state: MutexGuard<'_, State<T>>, path: Path) {
@@ -348,20 +364,49 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_is_taken_in_turn_up_to_what_is_not_wanted_and_never_behind_it() {
+    async fn more_is_taken_in_turn_and_what_is_not_wanted_keeps_its_place() {
         let queues = Queues::new(10, 10);
         assert_eq!(queues.reserve_hot(4), 4);
         queues.push_reserved(vec![1, 2, 3, 4]).unwrap();
         assert!(queues.push_cold(vec![11, 12, 13, 14]).is_empty());
         assert_eq!(queues.take().await, Some(1));
         let mut items = Vec::new();
-        assert_eq!(queues.take_while(0, &mut items, |_| true), 0);
-        assert_eq!(queues.take_while(4, &mut items, |_| true), 4);
+        assert!(queues.take_wanted(0, &mut items, |_| true));
+        assert!(queues.take_wanted(4, &mut items, |_| true));
         assert_eq!(items, [2, 11, 3, 4], "as one by one");
-        assert_eq!(queues.take_while(9, &mut items, |item| *item != 13), 1);
-        assert_eq!(queues.take_while(9, &mut items, |item| *item != 13), 0);
-        assert_eq!(queues.take_while(9, &mut items, |_| true), 2);
-        assert_eq!(items, [2, 11, 3, 4, 12, 13, 14]);
+        assert!(!queues.take_wanted(9, &mut items, |item| *item != 13));
+        assert!(!queues.take_wanted(9, &mut items, |item| *item != 13));
+        assert_eq!(queues.depths(), (0, 1));
+        assert!(!queues.take_wanted(9, &mut items, |_| true));
+        assert_eq!(items, [2, 11, 3, 4, 12, 14, 13]);
+    }
+
+    #[test]
+    fn what_is_passed_over_is_next_and_in_its_order_on_both_paths() {
+        let queues = Queues::new(10, 10);
+        assert_eq!(queues.reserve_hot(3), 3);
+        queues.push_reserved(vec![1, 2, 3]).unwrap();
+        assert!(queues.push_cold(vec![11, 12, 13]).is_empty());
+        let mut items = Vec::new();
+        queues.take_wanted(9, &mut items, |item| item % 2 == 0);
+        items.sort_unstable();
+        assert_eq!(items, [2, 12]);
+        assert_eq!(queues.drain(), [1, 3, 11, 13]);
+    }
+
+    #[test]
+    fn batches_are_filled_from_between_as_many_others_and_nobody_looks_for_ever() {
+        const BATCH: usize = 500;
+        let queues = Queues::new(1, 3 * BATCH);
+        assert!(queues.push_cold((0..BATCH).flat_map(|item| [(0, item), (1, item)]).collect()).is_empty());
+        let mut items = Vec::new();
+        while items.len() < BATCH {
+            assert!(queues.take_wanted(BATCH - items.len(), &mut items, |(listener, _)| *listener == 1));
+        }
+        assert!(items.iter().copied().eq((0..BATCH).map(|item| (1, item))), "{items:?}");
+        assert!(queues.push_cold(vec![(0, 0); PASSED_OVER - BATCH]).is_empty());
+        assert!(queues.push_cold(vec![(1, 0)]).is_empty());
+        assert!(!queues.take_wanted(1, &mut items, |(listener, _)| *listener == 1), "it is behind too many others");
     }
 
     #[tokio::test]
@@ -373,7 +418,7 @@ mod tests {
         };
         tokio::task::yield_now().await;
         let mut items = Vec::new();
-        assert_eq!(queues.take_while(3, &mut items, |_| true), 3);
+        assert!(queues.take_wanted(3, &mut items, |_| true));
         waits.await.unwrap();
         // A permit was left for another worker.
         assert!(pin!(queues.work.notified()).poll(&mut Context::from_waker(std::task::Waker::noop())).is_ready());
@@ -391,7 +436,7 @@ mod tests {
                         let mut taken = Vec::new();
                         while let Some(item) = queues.take().await {
                             taken.push(item);
-                            queues.take_while(2, &mut taken, |item| item % 2 == 0);
+                            queues.take_wanted(2, &mut taken, |item| item % 2 == 0);
                         }
                         taken
                     })

@@ -28,9 +28,6 @@ pub(crate) struct Worker {
     pub(crate) poller: Wake,
 }
 
-/// How many events are taken at once, so that nobody who writes waits long for the queue.
-const AT_ONCE: usize = 256;
-
 /// What a worker has in hand: events for one listener. Kept between rounds, so that a round needs no new memory.
 #[derive(Default)]
 struct Hand {
@@ -83,15 +80,14 @@ impl Worker {
         });
     }
 
-    /// Fills the hand with more events for the same listener, as far as it takes batches and they are next in line.
+    /// Fills the hand with more events for the same listener, as far as it takes batches. Those of others in between are left to
+    /// the next worker, so that each listener has its batches full, whoever else there is.
     fn take_more_for(&self, listener: &AnyListener, works: &mut Vec<Work>) {
         let same =
             |next: &Work| self.caller.registry.listener_for(&next.delivery).is_some_and(|other| other.is(listener));
-        while works.len() < listener.max_batch() {
-            let most = (listener.max_batch() - works.len()).min(AT_ONCE);
-            if self.queues.take_while(most, works, same) < most {
-                break;
-            }
+        let mut more = true;
+        while more && works.len() < listener.max_batch() {
+            more = self.queues.take_wanted(listener.max_batch() - works.len(), works, same);
         }
     }
 

@@ -8,6 +8,7 @@ use foldhash::{HashMap, HashSet};
 use tokio::time::Instant;
 
 use super::{CatchUp, Ended, Held, Item, KeyId, Then};
+use crate::queue::PASSED_OVER;
 use crate::store::{Lane, LaneLease};
 
 /// The rows of a key that waits for longer than this are not kept, and rows behind one that does not fit wait no longer than this.
@@ -15,6 +16,9 @@ const KEPT: Duration = Duration::from_secs(1);
 
 /// Which part of all places is many for one key.
 const MANY: usize = 16;
+
+/// A key that was taken to run, its lane, and the events that it runs with.
+pub(super) type TakenRun = (KeyId, Arc<Held>, VecDeque<Item>);
 
 #[derive(Default)]
 pub(super) struct State {
@@ -281,36 +285,86 @@ impl State {
         }
     }
 
-    /// Takes the first key that is ready, if its head is wanted.
+    /// The first key that is ready and whose head is due, taken from those in line.
+    fn next_ready(&mut self, now: Instant) -> Option<KeyId> {
+        loop {
+            let id = self.ready.pop_front()?;
+            if self.head_of(&id).due_at <= now {
+                return Some(id);
+            }
+            // Another row has become the first.
+            self.go_on(&id, now);
+        }
+    }
+
+    /// The first event of a key that is ready.
+    fn head_of(&self, id: &KeyId) -> &Item {
+        self.keys.get(id).and_then(|entry| entry.list.front()).expect("what is ready has an event")
+    }
+
+    /// Takes the first key that is ready, with as many events as `length` says of its head.
     pub(super) fn next_run(
         &mut self,
         now: Instant,
         capacity: usize,
-        wanted: impl Fn(&Item) -> Option<usize>,
-    ) -> Option<(KeyId, Arc<Held>, VecDeque<Item>)> {
-        loop {
-            let id = self.ready.front()?.clone();
-            let entry = self.keys.get_mut(&id).expect("what is ready is in hand");
-            let head = entry.list.front().expect("what is ready has an event");
-            if head.due_at > now {
-                // Another row has become the first.
-                self.ready.pop_front();
-                self.go_on(&id, now);
-                continue;
+        length: impl Fn(&Item) -> usize,
+    ) -> Option<TakenRun> {
+        let id = self.next_ready(now)?;
+        let length = length(self.head_of(&id)).max(1);
+        Some(self.begin_run(id, now, capacity, length, |_| true))
+    }
+
+    /// Takes keys that are ready and whose heads are wanted: at most `most` events, `of_one_key` of each. What is not wanted keeps
+    /// its place, and at most [`PASSED_OVER`] keys are passed over.
+    pub(super) fn wanted_runs(
+        &mut self,
+        now: Instant,
+        capacity: usize,
+        most: usize,
+        of_one_key: usize,
+        wanted: impl Fn(&Item) -> bool,
+    ) -> Vec<TakenRun> {
+        let (mut runs, mut passed_over, mut room) = (Vec::new(), Vec::new(), most);
+        while room > 0
+            && passed_over.len() < PASSED_OVER
+            && let Some(id) = self.next_ready(now)
+        {
+            if wanted(self.head_of(&id)) {
+                let run = self.begin_run(id, now, capacity, of_one_key.min(room), &wanted);
+                room -= run.2.len();
+                runs.push(run);
+            } else {
+                passed_over.push(id);
             }
-            let length = wanted(head)?.max(1);
-            self.ready.pop_front();
-            let due = entry.list.iter().take(length).take_while(|item| item.due_at <= now).count();
-            let items: VecDeque<_> = entry.list.drain(..due).collect();
-            entry.stage = Stage::Running;
-            let lane = self.lanes.get_mut(&entry.lease.lane).expect("what is in hand is of a lane that is held");
-            lane.begun += items.len();
-            let held = Arc::clone(&lane.held);
-            self.queued -= items.len();
-            self.ask_if_few(&id, capacity);
-            self.wakes.work |= !self.ready.is_empty();
-            return Some((id, held, items));
         }
+        for id in passed_over.into_iter().rev() {
+            self.ready.push_front(id);
+        }
+        self.wakes.work |= !self.ready.is_empty();
+        runs
+    }
+
+    /// Has a key that is ready run with its first events: those that are due and wanted, at most so many.
+    fn begin_run(
+        &mut self,
+        id: KeyId,
+        now: Instant,
+        capacity: usize,
+        most: usize,
+        wanted: impl Fn(&Item) -> bool,
+    ) -> TakenRun {
+        let entry = self.keys.get_mut(&id).expect("what is ready is in hand");
+        let fits = |item: &&Item| item.due_at <= now && wanted(item);
+        let count = entry.list.iter().take(most).take_while(fits).count();
+        let items: VecDeque<_> = entry.list.drain(..count).collect();
+        entry.stage = Stage::Running;
+        let lane = self.lanes.get_mut(&entry.lease.lane).expect("what is in hand is of a lane that is held");
+        lane.begun += items.len();
+        let held = Arc::clone(&lane.held);
+        self.queued -= items.len();
+        self.ask_if_few(&id, capacity);
+        self.wakes.work |= !self.ready.is_empty();
+        (id, held, items)
     }
 
     pub(super) fn end(&mut self, ended: Ended, now: Instant, capacity: usize) {

@@ -281,6 +281,24 @@ async fn who_waits_for_room_hears_of_it_whatever_has_made_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn more_is_taken_of_the_keys_that_begin_with_what_is_wanted_and_the_others_keep_their_places() {
+    let keys = keys(100);
+    let odd = |item: &Item| item.seq % 2 == 1;
+    // Keys 1 and 3 begin with what is wanted; 3 goes on with something else.
+    let rows = [row(1, 1), row(2, 2), row(3, 3), row(1, 5), row(4, 6), row(3, 8), row(1, 11), row(5, 13)];
+    keys.take_in_of(LEASE, rows.into(), &[]);
+    let runs = keys.take_wanted(4, 2, odd);
+    assert_eq!(runs.iter().map(seqs).collect::<Vec<_>>(), [vec![1, 5], vec![3], vec![13]]);
+    check(&keys);
+    let others: Vec<_> = std::iter::from_fn(|| taken(&keys)).collect();
+    assert_eq!(others.iter().map(seqs).collect::<Vec<_>>(), [[2], [6]]);
+    // What is left of those keys goes on when they are through.
+    drop((runs, others));
+    check(&keys);
+    assert_eq!(keys.take_wanted(3, 9, odd).iter().map(seqs).collect::<Vec<_>>(), [vec![1, 5, 11]]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_key_fills_the_room() {
     let keys = keys(30);
     let hot = (1..=100).map(|seq| row(1, seq));
@@ -290,7 +308,7 @@ async fn no_key_fills_the_room() {
     check(&keys);
     // While much of it is in hand it is not caught up with; later it is, from where it was left.
     assert_eq!(keys.next_behind(99), None);
-    let run = keys.take_if(|_| Some(9)).unwrap();
+    let run = keys.take_wanted(9, 100, |_| true).pop().unwrap();
     assert_eq!(seqs(&run), (1..=9).collect::<Vec<_>>());
     let catch_up = keys.next_behind(99).unwrap();
     assert_eq!(catch_up.after, 10);

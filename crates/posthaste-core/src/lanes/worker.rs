@@ -18,6 +18,7 @@ use crate::keys::{Item, KeyId, Keys, Run};
 use crate::listener::{AnyListener, Delivery};
 use crate::order::OnDead;
 use crate::poller::undecodable;
+use crate::queue::AT_ONCE;
 use crate::store::{Action, MalformedInLane};
 
 /// The most events of one key that a worker takes at once, for a listener that gets them one by one.
@@ -74,7 +75,7 @@ impl Worker {
     }
 
     /// Delivers the events of one key one after the other, until one of them is not acknowledged. For a listener that takes
-    /// batches, one batch with other keys that are next in line.
+    /// batches, one batch with other keys.
     async fn deliver_run(&self, mut run: Run) {
         while run.goes_on() {
             let head = &run.items()[0];
@@ -118,26 +119,26 @@ impl Worker {
         Some(places)
     }
 
-    /// How many events a run begins with that may share a batch of this listener.
-    fn for_batch(&self, listener: &AnyListener, run: &Run, most: usize) -> usize {
-        let same = |item: &&Item| self.listener_for(item).is_some_and(|other| other.is(listener));
-        run.items().iter().take(most).take_while(same).count()
-    }
-
-    /// A batch that begins with this run: with the runs of other keys that are next in line, as far as it takes them.
+    /// A batch that begins with this run: with the runs of other keys that begin with an event for the same listener, as far as it
+    /// takes them.
     fn filled_up(&self, listener: &AnyListener, run: Run) -> Vec<(Run, usize)> {
-        let of_one_key = listener.most_of_one_key();
-        let mut room = listener.max_batch();
-        let mut hand = Vec::new();
-        let mut next = Some(run);
-        while let Some(run) = next.take() {
-            let count = self.for_batch(listener, &run, of_one_key.min(room));
-            room -= count;
-            hand.push((run, count));
-            if room > 0 {
-                let wanted = of_one_key.min(room);
-                let same = |item: &Item| self.listener_for(item).is_some_and(|other| other.is(listener));
-                next = self.keys.take_if(|item| same(item).then_some(wanted));
+        let same = |item: &Item| self.listener_for(item).is_some_and(|other| other.is(listener));
+        let (of_one_key, mut room) = (listener.most_of_one_key(), listener.max_batch());
+        let count = run.items().iter().take(of_one_key.min(room)).take_while(|item| same(item)).count();
+        room -= count;
+        let mut hand = vec![(run, count)];
+        while room > 0 {
+            let most = room.min(AT_ONCE);
+            let more = self.keys.take_wanted(most, of_one_key, same).into_iter().map(|run| {
+                let count = run.items().len();
+                (run, count)
+            });
+            let before = hand.len();
+            hand.extend(more);
+            let taken: usize = hand[before..].iter().map(|(_, count)| count).sum();
+            room -= taken;
+            if taken < most {
+                break;
             }
         }
         hand

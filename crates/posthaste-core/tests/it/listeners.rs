@@ -7,7 +7,7 @@ use std::time::Duration;
 use posthaste_core::event::DecodeError;
 use posthaste_core::listener::{FailureKind, batch, blocking};
 use posthaste_core::store::AdminStore;
-use posthaste_core::{Delivery, Event, Failure, FanOut, Listener, MemoryStore, Options, Outbox, Outcome};
+use posthaste_core::{Delivery, Event, Failure, FanOut, Listener, MemoryStore, Options, Ordered, Outbox, Outcome};
 
 use crate::{until, write};
 
@@ -32,6 +32,55 @@ async fn a_batch_may_be_larger_than_a_settlement() {
     let _outbox = Outbox::builder(store.clone()).options(options).listen_all(listener).start().await.unwrap();
     until(&store, "all are done", |counts| counts.done == 500).await;
     assert!(largest.load(Ordering::SeqCst) > 20, "{largest:?}");
+}
+
+/// Two listeners get batches of a hundred, and every other event is for the other one. Says how many batches there were.
+async fn batches_of_two(ordered: Ordered, options: Options, written_before: bool) -> usize {
+    const EVENTS: usize = 2_000;
+    let (store, batches) = (MemoryStore::new(), Arc::new(AtomicUsize::new(0)));
+    let counting = || {
+        let batches = Arc::clone(&batches);
+        let listener = move |events: Vec<Delivery>| {
+            assert!(events.iter().all(|event| event.event_type() == events[0].event_type()), "{events:?}");
+            batches.fetch_add(1, Ordering::SeqCst);
+            std::future::ready(events.iter().map(|_| Ok(Outcome::Done)).collect())
+        };
+        batch(listener).with_max_batch(100)
+    };
+    let outbox = Outbox::builder(store.clone()).ordered(ordered.clone()).options(options);
+    let outbox = outbox.listen("*", "A", counting()).listen("*", "B", counting());
+    let events = (0..EVENTS).map(|number| {
+        Event::builder(["A", "B"][number % 2]).aggregate("Order", number / 4).json_text("{}").build().unwrap()
+    });
+    let write = async |writer: &Outbox<MemoryStore>| {
+        let mut tx = writer.begin().await.unwrap();
+        tx.write_all(events).await.unwrap();
+        tx.commit().await.unwrap();
+    };
+    let _outbox = match written_before {
+        true => {
+            let writer = Outbox::writer_only(store.clone()).ordered(ordered).start().await.unwrap();
+            write(&writer).await;
+            outbox.start().await.unwrap()
+        }
+        false => {
+            let outbox = outbox.start().await.unwrap();
+            write(&outbox).await;
+            outbox
+        }
+    };
+    until(&store, "all are done", |counts| counts.done == EVENTS as u64).await;
+    batches.load(Ordering::SeqCst)
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_of_one_listener_are_full_although_others_come_in_between() {
+    let many = || Options { hot_queue: 2_000, ..Options::default() };
+    for (ordered, written_before) in [(Ordered::None, true), (Ordered::None, false), (Ordered::All, true)] {
+        let batches = batches_of_two(ordered.clone(), many(), written_before).await;
+        println!("{batches} batches: {ordered:?}, written before: {written_before}");
+        assert!(batches <= 60, "{batches} batches of 2,000 events: {ordered:?}, written before: {written_before}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
