@@ -80,7 +80,9 @@ impl Database {
         }
         let options = options.create_if_missing(false);
         let file = options.get_filename().display().to_string();
-        let connected = SqlitePoolOptions::new().max_connections(CONNECTIONS).connect_with(options).await;
+        // As the store makes its own: nobody goes through the idle ones.
+        let pool = SqlitePoolOptions::new().max_connections(CONNECTIONS).idle_timeout(None).max_lifetime(None);
+        let connected = pool.connect_with(options).await;
         let pool = connected
             .map_err(|error| store::Error::Unavailable(format!("{file}: {}", crate::text_of(&error)).into()))?;
         Self::of_sqlite(SqliteStore::new(pool), settings)

@@ -92,9 +92,13 @@ slots! {
     counts,
     /// The columns of a record, up to `WHERE`.
     records,
-    /// Makes DEAD rows NEW, up to the condition on them.
+    /// The numbers of DEAD rows, by the index that has what is DEAD. Conditions follow.
+    dead,
+    /// The same of rows whose numbers are known, by these numbers, which follow.
+    dead_numbered,
+    /// Makes DEAD rows NEW, up to which.
     redrive,
-    /// Deletes DEAD rows, up to the condition on them.
+    /// Deletes DEAD rows, up to which.
     discard,
     /// Deletes rows, up to the query for them.
     purge,

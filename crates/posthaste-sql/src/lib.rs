@@ -22,6 +22,8 @@ mod admin;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod advice;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod ahead;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod dialect;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub mod driver;
@@ -41,6 +43,8 @@ mod migrate;
 mod mysql;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod plain;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod pool;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]

@@ -25,17 +25,19 @@ use posthaste_core::EventId;
 use posthaste_core::store::{
     BoxFuture, Claim, Claimed, CommitError, Error, LaneStore, Lease, RelayStore, Settled, Settlement,
 };
-use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions, MySqlSslMode};
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlSslMode};
 use sqlx::{ConnectOptions, Connection, MySql, SqlSafeStr, SqlStr, Transaction};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use crate::advice::{located, place};
+use crate::ahead::Ahead;
 use crate::dialect::Slots;
 use crate::failover::{Failover, Writable};
 use crate::finish::finish;
 use crate::look::Looks;
 use crate::many::Many;
+use crate::pool;
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
@@ -117,6 +119,8 @@ struct Statements {
     probe: SqlStr,
     table: TableName,
     mark: Mark,
+    dead_named: SqlStr,
+    ahead: Ahead,
     lanes: lanes::Statements,
 }
 
@@ -146,9 +150,11 @@ impl Statements {
             commit_looking: sql::DIALECT.fill(sql::COMMIT_LOOKING, &table),
             probe: sql::DIALECT.statement(sql::PROBE, &table),
             slots: sql::DIALECT.statements(&table),
+            dead_named: sql::DIALECT.statement(sql::DEAD_NAMED, &table),
             lanes: lanes::Statements::new(&table),
             table,
             mark: Mark::default(),
+            ahead: Ahead::default(),
         }
     }
 }
@@ -225,7 +231,7 @@ impl MySqlStore {
         // A pool goes on knocking at a closed door for half a minute; the first connection is to say at once.
         let first = async { options.connect().await?.close().await };
         match first.await {
-            Ok(()) => Ok(Self::new(MySqlPoolOptions::new().connect_lazy_with(options)).reusing_connections()),
+            Ok(()) => Ok(Self::new(pool::unswept().connect_lazy_with(options)).reusing_connections()),
             Err(error) => {
                 let here = place(options.get_socket(), options.get_host(), options.get_port());
                 Err(tls::refused(&error, Scheme::MySql)

@@ -29,14 +29,16 @@ use std::time::Duration;
 use posthaste_core::EventId;
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{BoxFuture, Claim, Claimed, Error, LaneStore, Lease, RelayStore, Settled, Settlement};
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgSslMode, Postgres};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgSslMode, Postgres};
 use sqlx::{ConnectOptions, Connection, SqlStr};
 
 use crate::advice::{located, place};
+use crate::ahead::Ahead;
 use crate::dialect::Slots;
 use crate::failover::{Failover, Writable};
 use crate::lanes::Prepared;
 use crate::look::Looks;
+use crate::pool;
 use crate::table::TableName;
 use crate::tls;
 use crate::url::{Scheme, expect};
@@ -130,6 +132,7 @@ struct Statements {
     notify_everywhere: SqlStr,
     channel: String,
     lanes: lanes::Statements,
+    ahead: Ahead,
 }
 
 impl Statements {
@@ -151,6 +154,7 @@ impl Statements {
             notify_everywhere: DIALECT.statement(NOTIFY_EVERYWHERE, &table),
             channel: DIALECT.fill(CHANNEL, &table),
             lanes: lanes::Statements::new(&table),
+            ahead: Ahead::default(),
             table,
         }
     }
@@ -234,11 +238,11 @@ impl PgStore {
         }
         // To ask a connection whether it is alive costs a round trip each time, so only those are asked that had time to
         // die.
-        let pool = PgPoolOptions::new()
+        let pool = pool::unswept()
             .max_connections(CONNECTIONS)
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .test_before_acquire(false)
-            .before_acquire(|connection, meta| {
+            .before_acquire(|connection: &mut PgConnection, meta| {
                 Box::pin(async move {
                     if meta.idle_for >= FRESH {
                         connection.ping().await?;

@@ -28,9 +28,11 @@ use sqlx::SqlStr;
 use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use crate::advice::located;
+use crate::ahead::Ahead;
 use crate::dialect::Slots;
 use crate::lanes::Prepared;
 use crate::many::Many;
+use crate::pool;
 use crate::table::TableName;
 use crate::url::{Scheme, expect};
 use crate::warm::Warm;
@@ -111,6 +113,7 @@ struct Statements {
     lanes: lanes::Statements,
     prepared: Prepared,
     missing: SqlStr,
+    ahead: Ahead,
 }
 
 impl Statements {
@@ -129,6 +132,7 @@ impl Statements {
             slots: sql::DIALECT.statements(&table),
             lanes: lanes::Statements::new(&table),
             prepared: Prepared::default(),
+            ahead: Ahead::default(),
             table,
         }
     }
@@ -251,14 +255,13 @@ impl SqliteStore {
         if rest.contains(":memory:") || rest.contains("mode=memory") {
             // Every connection beyond the first would contend for the table locks of a shared cache, and the database
             // is gone when the last one closes.
-            let pool = SqlitePoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None);
-            return Self::build(pool, options).await;
+            return Self::build(pool::unswept().max_connections(1), options).await;
         }
         Self::connect_with(options).await
     }
 
     async fn connect_with(options: SqliteConnectOptions) -> Result<Self, Error> {
-        Self::build(SqlitePoolOptions::new().max_connections(CONNECTIONS), options).await
+        Self::build(pool::unswept().max_connections(CONNECTIONS), options).await
     }
 
     async fn build(pool: SqlitePoolOptions, options: SqliteConnectOptions) -> Result<Self, Error> {

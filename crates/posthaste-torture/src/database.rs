@@ -224,12 +224,16 @@ database!(SqliteStore, SqliteConnection, SQLITE, async |url: &str, connections| 
     let store = SqliteStore::connect(url).await?;
     let options = sqlx::sqlite::SqliteConnectOptions::clone(&store.pool().connect_options());
     store.close().await;
-    let pool = SqlitePoolOptions::new().max_connections(connections);
+    let pool = SqlitePoolOptions::new().max_connections(connections).idle_timeout(None).max_lifetime(None);
     anyhow::Ok(SqliteStore::new(pool.connect_with(options).await?))
 });
 database!(PgStore, PgConnection, POSTGRES, async |url: &str, connections| {
-    anyhow::Ok(PgStore::new(PgPoolOptions::new().max_connections(connections).connect(url).await?))
+    anyhow::Ok(PgStore::new(
+        PgPoolOptions::new().max_connections(connections).idle_timeout(None).max_lifetime(None).connect(url).await?,
+    ))
 });
 database!(MySqlStore, MySqlConnection, MARIADB, async |url: &str, connections| {
-    anyhow::Ok(MySqlStore::new(MySqlPoolOptions::new().max_connections(connections).connect(url).await?))
+    anyhow::Ok(MySqlStore::new(
+        MySqlPoolOptions::new().max_connections(connections).idle_timeout(None).max_lifetime(None).connect(url).await?,
+    ))
 });

@@ -38,6 +38,8 @@ impl MariaDb {
     async fn pool(&self) -> anyhow::Result<MySqlPool> {
         Ok(MySqlPoolOptions::new()
             .max_connections(CONNECTIONS)
+            .idle_timeout(None)
+            .max_lifetime(None)
             .test_before_acquire(false)
             .connect(self.served.url())
             .await?)

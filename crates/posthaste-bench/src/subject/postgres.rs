@@ -54,7 +54,13 @@ impl Postgres {
     }
 
     async fn pool(&self) -> anyhow::Result<PgPool> {
-        Ok(PgPoolOptions::new().max_connections(CONNECTIONS).test_before_acquire(false).connect(self.url()).await?)
+        Ok(PgPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .test_before_acquire(false)
+            .connect(self.url())
+            .await?)
     }
 
     /// The URL of an empty database on the same server.

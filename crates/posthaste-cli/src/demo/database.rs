@@ -89,7 +89,8 @@ async fn open_temporary(path: &Path) -> anyhow::Result<SqliteStore> {
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Normal);
-    let pool = SqlitePoolOptions::new().max_connections(8).connect_with(options).await?;
+    let pool =
+        SqlitePoolOptions::new().max_connections(8).idle_timeout(None).max_lifetime(None).connect_with(options).await?;
     with_tables(SqliteStore::new(pool)).await
 }
 

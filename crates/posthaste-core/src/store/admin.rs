@@ -118,6 +118,9 @@ pub trait AdminStore: Send + Sync + 'static {
     /// they do while the cause lasts, they come first again: say with [`Filter::ended_before`] that it is about those that had died
     /// by the beginning, and each is redriven once.
     ///
+    /// A store may look for the numbers of many chunks at once. What dies before it is through with them, or was held by somebody, then
+    /// comes after them.
+    ///
     /// ```
     /// # extern crate posthaste_core as posthaste;
     /// # use posthaste::{Delivery, Event, Failure, MemoryStore, Outbox};
@@ -330,7 +333,7 @@ pub struct Record {
 }
 
 /// Which rows. A filter without conditions fits all; several conditions must all hold.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Any of these statuses; none means every status.
     pub statuses: Vec<Status>,

@@ -12,6 +12,7 @@ use super::patience::Patience;
 use super::sql::{DIALECT, lanes};
 use super::{MySqlStore, patiently, row};
 use crate::admin::{limit, pauses, push_filter};
+use crate::ahead::{BY_NUMBER, Step, push_read};
 use crate::finish::finish;
 use crate::many::MOST;
 
@@ -150,19 +151,50 @@ impl MySqlStore {
         query
     }
 
-    /// Carries out a statement about DEAD rows.
+    /// Carries out a statement about a chunk of DEAD rows.
     async fn try_with_dead(&self, statement: &SqlStr, wanted: &Redrive) -> Result<u64, sqlx::Error> {
-        let dead = DIALECT.fill(lanes::DEAD, self.table());
+        let mut pass = self.sql.ahead.pass(wanted);
+        loop {
+            let numbers = match pass.step() {
+                Step::Read(after) => {
+                    pass.read(self.try_read_dead(&wanted.filter, after).await?);
+                    continue;
+                }
+                Step::Numbered(numbers) => Some(numbers),
+                Step::Rest => None,
+            };
+            let changed = self.try_change_dead(statement, wanted, numbers.as_deref()).await?;
+            if changed > 0 || numbers.is_none() {
+                pass.keep();
+                return Ok(changed);
+            }
+        }
+    }
+
+    /// The numbers of DEAD rows that fit, from behind one on. Nothing is locked.
+    async fn try_read_dead(&self, filter: &Filter, after: i64) -> Result<Vec<i64>, sqlx::Error> {
+        let mut query = QueryBuilder::<MySql>::new(self.sql.slots.dead.as_str());
+        push_read(&mut query, &DIALECT, filter, after);
+        query.build_query_scalar().persistent(false).fetch_all(&self.pool).await
+    }
+
+    async fn try_change_dead(
+        &self,
+        statement: &SqlStr,
+        wanted: &Redrive,
+        numbers: Option<&[i64]>,
+    ) -> Result<u64, sqlx::Error> {
+        let parts: Vec<_> = match (numbers, &wanted.ids) {
+            (Some(numbers), _) => numbers.chunks(MOST).map(Part::Numbered).collect(),
+            (None, Some(ids)) => ids.chunks(MOST).map(Part::Named).collect(),
+            (None, None) => vec![Part::All],
+        };
         let mut tx = self.begin_relay().await?;
         let mut changed = 0;
-        let parts = match &wanted.ids {
-            Some(ids) => ids.chunks(MOST).map(Some).collect(),
-            None => vec![None],
-        };
-        for ids in parts {
+        for part in parts {
             let left = limit(wanted.chunk).saturating_sub_unsigned(changed);
             // Which they are is found out first: a closed key goes on if its head is among them.
-            let mut query = dead_query(dead.clone(), &wanted.filter, ids, left);
+            let mut query = self.dead_query(&part, &wanted.filter, left);
             let seqs: Vec<i64> = query.build_query_scalar().fetch_all(&mut *tx).await?;
             for seqs in seqs.chunks(MOST) {
                 let mut query = QueryBuilder::<MySql>::new(statement.as_str());
@@ -174,6 +206,29 @@ impl MySqlStore {
         }
         tx.commit().await?;
         Ok(changed)
+    }
+
+    /// Which DEAD rows are meant. They stay locked.
+    fn dead_query(&self, part: &Part<'_>, filter: &Filter, limit: i64) -> QueryBuilder<MySql> {
+        let mut query;
+        match part {
+            Part::Numbered(numbers) => {
+                query = QueryBuilder::new(self.sql.slots.dead_numbered.as_str());
+                push_numbers(&mut query, numbers);
+            }
+            Part::Named(ids) => {
+                query = QueryBuilder::new(self.sql.dead_named.as_str());
+                let mut list = query.separated(", ");
+                for id in *ids {
+                    list.push_bind(id.to_string());
+                }
+                query.push(")");
+            }
+            Part::All => query = QueryBuilder::new(self.sql.slots.dead.as_str()),
+        }
+        push_filter(&mut query, &DIALECT, filter, false);
+        query.push(BY_NUMBER).push_bind(limit).push(" FOR UPDATE");
+        query
     }
 
     async fn try_purge(&self, purge: &Purge) -> Result<u64, sqlx::Error> {
@@ -232,20 +287,11 @@ fn push_statuses(query: &mut QueryBuilder<MySql>, statuses: &[Status]) {
     }
 }
 
-/// Which DEAD rows are meant. They stay locked.
-fn dead_query(dead: String, filter: &Filter, ids: Option<&[EventId]>, limit: i64) -> QueryBuilder<MySql> {
-    let mut query = QueryBuilder::new(dead);
-    if let Some(ids) = ids {
-        query.push(" AND event_id IN (");
-        let mut list = query.separated(", ");
-        for id in ids {
-            list.push_bind(id.to_string());
-        }
-        query.push(")");
-    }
-    push_filter(&mut query, &DIALECT, filter, false);
-    query.push(" ORDER BY seq LIMIT ").push_bind(limit).push(" FOR UPDATE");
-    query
+/// A part of the DEAD rows that are meant.
+enum Part<'a> {
+    Numbered(&'a [i64]),
+    Named(&'a [EventId]),
+    All,
 }
 
 /// Appends numbers, and the end of their list.

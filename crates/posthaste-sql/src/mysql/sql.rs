@@ -115,6 +115,8 @@ pub(super) const DIALECT: Dialect = Dialect {
             micros!("locked_at"),
             " AS locked_at FROM {table} WHERE TRUE"
         ),
+        dead: "SELECT seq FROM {table} FORCE INDEX (`{name}_stage`) WHERE stage = 3",
+        dead_numbered: "SELECT seq FROM {table} FORCE INDEX (PRIMARY) WHERE stage = 3 AND seq IN (",
         redrive: "UPDATE {table} SET status = 0, attempts = 0, available_at = UTC_TIMESTAMP(6), done_at = NULL, \
                   last_error = NULL, locked_by = NULL, locked_at = NULL WHERE stage = 3",
         discard: "DELETE FROM {table} WHERE stage = 3",
@@ -210,6 +212,9 @@ pub(super) const SKIP_LOCKED: &str = " SKIP LOCKED";
 /// Leases the rows that a claim has locked.
 pub(super) const LEASE_CLAIMED: &str =
     "UPDATE {table} SET locked_by = ?, locked_at = UTC_TIMESTAMP(6) WHERE seq IN ({rows})";
+
+/// The numbers of DEAD rows whose ids follow.
+pub(super) const DEAD_NAMED: &str = "SELECT seq FROM {table} WHERE stage = 3 AND event_id IN (";
 
 /// Begins a transaction that locks the rows it found and not the gaps between them, where producers insert.
 pub(super) const BEGIN_RELAY: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";

@@ -14,6 +14,7 @@ use super::moment::interval;
 use super::sql::DIALECT;
 use super::{PgStore, row, sql};
 use crate::admin::{FINAL, limit, pauses, push_filter};
+use crate::ahead::{BY_NUMBER, Step, push_read};
 
 /// Rows that somebody else is changing are passed by: they change already.
 const LOCK: &str = " FOR UPDATE SKIP LOCKED))";
@@ -155,23 +156,68 @@ impl PgStore {
         query
     }
 
-    /// Carries out a statement about DEAD rows. Closed keys whose heads are among them go on.
+    /// Carries out a statement about a chunk of DEAD rows. Closed keys whose heads are among them go on.
     async fn change_dead(&self, statement: &SqlStr, wanted: &Redrive) -> Result<u64, Error> {
-        let changed = if self.has_keys().await? {
-            let (before, after) = sql::lanes::AROUND_DEAD;
-            let query = || {
-                let mut query = dead_query(before, statement, wanted);
-                query.push(DIALECT.fill(after, self.table()));
-                query
+        let has_keys = self.has_keys().await?;
+        let mut pass = self.sql.ahead.pass(wanted);
+        loop {
+            let numbers = match pass.step() {
+                Step::Read(after) => {
+                    pass.read(self.read_dead(&wanted.filter, after).await.map_err(|error| self.fault(error))?);
+                    continue;
+                }
+                Step::Numbered(numbers) => Some(numbers),
+                Step::Rest => None,
             };
-            self.retrying(|| self.count(query())).await?
-        } else {
-            self.retrying(|| self.run(dead_query("", statement, wanted))).await?
-        };
-        if changed > 0 {
-            self.tell_of_old_rows().await;
+            let query = |before| self.dead_query(before, statement, wanted, numbers.as_deref());
+            let changed = if has_keys {
+                let (before, after) = sql::lanes::AROUND_DEAD;
+                let query = || {
+                    let mut query = query(before);
+                    query.push(DIALECT.fill(after, self.table()));
+                    query
+                };
+                self.retrying(|| self.count(query())).await?
+            } else {
+                self.retrying(|| self.run(query(""))).await?
+            };
+            if changed > 0 || numbers.is_none() {
+                pass.keep();
+                if changed > 0 {
+                    self.tell_of_old_rows().await;
+                }
+                return Ok(changed);
+            }
         }
-        Ok(changed)
+    }
+
+    /// The numbers of DEAD rows that fit, from behind one on.
+    async fn read_dead(&self, filter: &Filter, after: i64) -> Result<Vec<i64>, sqlx::Error> {
+        let mut query = QueryBuilder::<Postgres>::new(self.sql.slots.dead.as_str());
+        push_read(&mut query, &DIALECT, filter, after);
+        query.build_query_scalar().persistent(false).fetch_all(&self.pool).await
+    }
+
+    /// What a statement about DEAD rows says: with those of these numbers, or with all that are wanted.
+    fn dead_query(
+        &self,
+        before: &str,
+        statement: &SqlStr,
+        wanted: &Redrive,
+        numbers: Option<&[i64]>,
+    ) -> QueryBuilder<Postgres> {
+        let mut query = QueryBuilder::new(before);
+        query.push(statement.as_str());
+        match numbers {
+            Some(numbers) => query.push(self.sql.slots.dead_numbered.as_str()).push_bind(numbers.to_vec()).push(")"),
+            None => query.push(self.sql.slots.dead.as_str()),
+        };
+        push_wanted(&mut query, wanted);
+        query.push(BY_NUMBER).push_bind(limit(wanted.chunk)).push(LOCK);
+        // Another partition may have other rows with these numbers.
+        query.push(" AND status + 0 = 3");
+        push_wanted(&mut query, wanted);
+        query
     }
 
     fn purgeable(&self, purge: &Purge, has_keys: bool) -> Vec<Purgeable> {
@@ -242,17 +288,6 @@ impl PgStore {
 }
 
 /// Which DEAD rows are wanted.
-fn dead_query(before: &str, statement: &SqlStr, wanted: &Redrive) -> QueryBuilder<Postgres> {
-    let mut query = QueryBuilder::new(before);
-    query.push(statement.as_str());
-    push_wanted(&mut query, wanted);
-    query.push(" ORDER BY seq LIMIT ").push_bind(limit(wanted.chunk)).push(LOCK);
-    // Another partition may have other rows with these numbers.
-    query.push(" AND status + 0 = 3");
-    push_wanted(&mut query, wanted);
-    query
-}
-
 fn push_wanted(query: &mut QueryBuilder<Postgres>, redrive: &Redrive) {
     if let Some(ids) = &redrive.ids {
         let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();

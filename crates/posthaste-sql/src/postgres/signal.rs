@@ -5,11 +5,12 @@ use std::time::Duration;
 use posthaste_core::signal::Signal;
 use posthaste_core::store::{BoxFuture, Error};
 use posthaste_core::wake::Wake;
-use sqlx::postgres::{PgListener, PgPoolOptions};
+use sqlx::postgres::PgListener;
 use tokio::time::timeout;
 
 use super::PgStore;
 use super::sql::EVERYWHERE;
+use crate::pool;
 
 /// For a signal on a connection that may have died.
 const AT_ONCE: Duration = Duration::from_millis(250);
@@ -68,7 +69,7 @@ impl PgStore {
 
     /// Listens until the connection is lost.
     async fn try_listen(&self, wake: &Wake) -> Result<(), sqlx::Error> {
-        let pool = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
+        let pool = pool::unswept().max_connections(1);
         let pool = pool.connect_with((*self.pool.connect_options()).clone()).await?;
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.eager_reconnect(false);

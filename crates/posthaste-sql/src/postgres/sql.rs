@@ -276,10 +276,12 @@ pub(super) const DIALECT: Dialect = Dialect {
             event_columns!(),
             ", status, done_at, last_error, locked_by, locked_at FROM {table} WHERE TRUE"
         ),
+        dead: "SELECT seq FROM {table} WHERE status IN (1, 3) AND status = 3",
+        // In words that do not lead to the index of what is DEAD.
+        dead_numbered: "SELECT seq FROM {table} WHERE status + 0 = 3 AND seq = ANY (",
         redrive: "UPDATE {table} SET status = 0, attempts = 0, available_at = (SELECT clock_timestamp()), \
-                  done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL \
-                  WHERE seq = ANY (ARRAY(SELECT seq FROM {table} WHERE status IN (1, 3) AND status = 3",
-        discard: "DELETE FROM {table} WHERE seq = ANY (ARRAY(SELECT seq FROM {table} WHERE status IN (1, 3) AND status = 3",
+                  done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL WHERE seq = ANY (ARRAY(",
+        discard: "DELETE FROM {table} WHERE seq = ANY (ARRAY(",
         purge: "DELETE FROM {table} WHERE seq = ANY (ARRAY(",
         purgeable: "SELECT seq FROM {table} WHERE ",
         // An index on created_at would cost every insert. Numbers rise with the moments of inserts, but for some that happened

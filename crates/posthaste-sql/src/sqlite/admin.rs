@@ -11,6 +11,7 @@ use sqlx::{Arguments, QueryBuilder};
 use super::sql::{DIALECT, lanes};
 use super::{SqliteStore, row};
 use crate::admin::{FINAL, limit, pauses, push_filter};
+use crate::ahead::{BY_NUMBER, Step, push_read};
 
 impl AdminStore for SqliteStore {
     fn counts(&self) -> BoxFuture<'_, Result<Counts, Error>> {
@@ -49,11 +50,11 @@ impl AdminStore for SqliteStore {
     }
 
     fn redrive<'a>(&'a self, redrive: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
-        Box::pin(self.change_dead(|| self.redrive_query(redrive)))
+        Box::pin(self.change_dead(Change::Redrive, redrive))
     }
 
     fn discard<'a>(&'a self, dead: &'a Redrive) -> BoxFuture<'a, Result<u64, Error>> {
-        Box::pin(self.change_dead(|| dead_query(QueryBuilder::new(self.sql.slots.discard.as_str()), dead)))
+        Box::pin(self.change_dead(Change::Discard, dead))
     }
 
     fn purge<'a>(&'a self, purge: &'a Purge) -> BoxFuture<'a, Result<u64, Error>> {
@@ -132,18 +133,58 @@ impl SqliteStore {
         query
     }
 
-    /// Carries out a statement about DEAD rows. Closed keys whose heads are among them go on.
-    async fn change_dead(&self, query: impl Fn() -> QueryBuilder<Sqlite>) -> Result<u64, Error> {
-        if self.has_keys().await? {
-            return self.change_dead_with_keys(query).await;
+    /// Changes a chunk of DEAD rows. Closed keys whose heads are among them go on.
+    async fn change_dead(&self, change: Change, wanted: &Redrive) -> Result<u64, Error> {
+        let has_keys = self.has_keys().await?;
+        let mut pass = self.sql.ahead.pass(wanted);
+        loop {
+            let numbers = match pass.step() {
+                Step::Read(after) => {
+                    let mut query = self.read_dead(&wanted.filter, after);
+                    let numbers = query.build_query_scalar().fetch_all(&self.pool).await;
+                    pass.read(numbers.map_err(|error| self.fault(error))?);
+                    continue;
+                }
+                Step::Numbered(numbers) => Some(numbers),
+                Step::Rest => None,
+            };
+            let query = || self.dead_query(change, wanted, numbers.as_deref());
+            let changed = if has_keys { self.change_dead_with_keys(query).await? } else { self.run(query()).await? };
+            if changed > 0 || numbers.is_none() {
+                pass.keep();
+                return Ok(changed);
+            }
         }
-        self.run(query()).await
     }
 
-    pub(super) fn redrive_query(&self, redrive: &Redrive) -> QueryBuilder<Sqlite> {
-        let mut moment = SqliteArguments::default();
-        moment.add(self.now().as_micros()).expect("a number can be bound");
-        dead_query(QueryBuilder::with_arguments(self.sql.slots.redrive.as_str(), moment), redrive)
+    /// The numbers of DEAD rows that fit, from behind one on.
+    fn read_dead(&self, filter: &Filter, after: i64) -> QueryBuilder<Sqlite> {
+        let mut query = QueryBuilder::new(self.sql.slots.dead.as_str());
+        push_read(&mut query, &DIALECT, filter, after);
+        query
+    }
+
+    /// The statement for those of these numbers, or for all that are wanted.
+    fn dead_query(&self, change: Change, wanted: &Redrive, numbers: Option<&[i64]>) -> QueryBuilder<Sqlite> {
+        let slots = &self.sql.slots;
+        let mut query = match change {
+            Change::Redrive => {
+                let mut moment = SqliteArguments::default();
+                moment.add(self.now().as_micros()).expect("a number can be bound");
+                QueryBuilder::with_arguments(slots.redrive.as_str(), moment)
+            }
+            Change::Discard => QueryBuilder::new(slots.discard.as_str()),
+        };
+        if let Some(numbers) = numbers {
+            let json = serde_json::to_string(numbers).expect("numbers are JSON");
+            query.push(slots.dead_numbered.as_str()).push_bind(json).push(")) AND status = 3");
+            push_wanted(&mut query, wanted);
+        } else {
+            query.push(slots.dead.as_str());
+            push_wanted(&mut query, wanted);
+            query.push(BY_NUMBER).push_bind(limit(wanted.chunk)).push(")");
+        }
+        query
     }
 
     /// The statement for a purge, unless there is nothing to be purged.
@@ -182,16 +223,21 @@ impl SqliteStore {
     }
 }
 
-/// A statement about DEAD rows, with which of them.
-fn dead_query(mut query: QueryBuilder<Sqlite>, wanted: &Redrive) -> QueryBuilder<Sqlite> {
+/// What becomes of DEAD rows.
+#[derive(Clone, Copy)]
+enum Change {
+    Redrive,
+    Discard,
+}
+
+/// Which DEAD rows are wanted.
+fn push_wanted(query: &mut QueryBuilder<Sqlite>, wanted: &Redrive) {
     if let Some(ids) = &wanted.ids {
         let ids: Vec<&str> = ids.iter().map(EventId::as_str).collect();
         let json = serde_json::to_string(&ids).expect("texts are JSON");
         query.push(" AND event_id IN (SELECT value FROM json_each(").push_bind(json).push("))");
     }
-    push_filter(&mut query, &DIALECT, &wanted.filter, false);
-    query.push(" ORDER BY seq LIMIT ").push_bind(limit(wanted.chunk)).push(")");
-    query
+    push_filter(query, &DIALECT, &wanted.filter, false);
 }
 
 #[cfg(test)]
@@ -224,10 +270,18 @@ mod tests {
         assert!(purge.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid<?)"), "{purge}");
         assert!(!purge.contains("TEMP B-TREE"), "{purge}");
 
-        for ended_before in [None, Some(store.now())] {
-            let redrive = Redrive::matching(Filter { ended_before, ..Filter::default() });
-            let redrive = plan(&store, store.redrive_query(&redrive)).await;
-            assert!(redrive.contains("INDEX outbox_event_final (status=?)"), "{redrive}");
+        for filter in [
+            Filter::default(),
+            Filter { ended_before: Some(store.now()), ..Filter::default() },
+            Filter { event_type: Some(String::new()), error_contains: Some(String::new()), ..Filter::default() },
+        ] {
+            let read = plan(&store, store.read_dead(&filter, 0)).await;
+            assert!(read.contains("INDEX outbox_event_final (status=?)"), "{read}");
+            for change in [Change::Redrive, Change::Discard] {
+                let all = store.dead_query(change, &Redrive::matching(filter.clone()), None);
+                let all = plan(&store, all).await;
+                assert!(all.contains("INDEX outbox_event_final (status=?)"), "{all}");
+            }
         }
         let dead = Filter { statuses: vec![Status::Dead], ..Filter::default() };
         let list = plan(&store, store.list_query(&dead, &Page::default())).await;
@@ -236,5 +290,24 @@ mod tests {
         let list = plan(&store, store.list_query(&aggregate, &Page::default())).await;
         assert!(list.contains("INDEX outbox_event_aggregate (aggregate_id=?)"), "{list}");
         assert!(!list.contains("TEMP B-TREE"), "{list}");
+    }
+
+    #[tokio::test]
+    async fn a_chunk_of_what_is_dead_is_found_by_its_numbers() {
+        let store = SqliteStore::connect("sqlite::memory:").await.unwrap();
+        store.migrate().await.unwrap();
+        for filter in [
+            Filter::default(),
+            Filter { ended_before: Some(store.now()), ..Filter::default() },
+            // Which would find all of a busy aggregate, for each chunk.
+            Filter { aggregate_id: Some(String::new()), ..Filter::default() },
+        ] {
+            for change in [Change::Redrive, Change::Discard] {
+                let chunk = store.dead_query(change, &Redrive::matching(filter.clone()), Some(&[1, 2]));
+                let chunk = plan(&store, chunk).await;
+                assert!(chunk.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY (rowid=?)"), "{chunk}");
+                assert!(!chunk.contains("USING INDEX") && !chunk.contains("TEMP B-TREE"), "{chunk}");
+            }
+        }
     }
 }

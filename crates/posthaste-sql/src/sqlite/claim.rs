@@ -61,31 +61,39 @@ impl SqliteStore {
     pub(super) async fn decode(&self, claim: &Claim, leased: Leased) -> Result<Claimed, Error> {
         let Leased { rows, now, next_in } = leased;
         let rows = match rows {
-            Rows::Packed(rows) => match row::each(rows, |row| Some(packed::values(row)?.taken(now))).await {
-                Some(taken) => return Ok(claimed(taken, next_in)),
-                None => self.leased_under(&claim.lease, now).await?,
-            },
+            Rows::Packed(rows) => {
+                let count = rows.len();
+                match row::each(rows, |row| Some(packed::values(row)?.taken(now))).await {
+                    Some(taken) => return Ok(claimed(taken, next_in)),
+                    None => self.leased_under(&claim.lease, now, count).await?,
+                }
+            }
             Rows::Wide(rows) => rows,
         };
         let taken = row::each(rows, |row| Some(Values::of(row).taken(now))).await;
         Ok(claimed(taken.expect("it is made of any row"), next_in))
     }
 
-    /// The rows under a lease that a claim has just taken and no other has, with every column by itself. Waits for other processes as
-    /// the claim does: they are leased, and nobody else would deliver them until that is over.
-    async fn leased_under(&self, lease: &Lease, now: Timestamp) -> Result<Vec<SqliteRow>, Error> {
+    /// The rows under a lease that a claim has just taken and no other has, so many, with every column by itself. Waits for other
+    /// processes as the claim does: they are leased, and nobody else would deliver them until that is over.
+    async fn leased_under(&self, lease: &Lease, now: Timestamp, count: usize) -> Result<Vec<SqliteRow>, Error> {
         let mut patience = Patience::new();
         loop {
-            match self.try_leased_under(lease, now).await {
+            match self.try_leased_under(lease, now, count).await {
                 Ok(rows) => return Ok(rows),
                 Err(error) => patience.after(error, self.table()).await?,
             }
         }
     }
 
-    async fn try_leased_under(&self, lease: &Lease, now: Timestamp) -> Result<Vec<SqliteRow>, sqlx::Error> {
+    async fn try_leased_under(
+        &self,
+        lease: &Lease,
+        now: Timestamp,
+        count: usize,
+    ) -> Result<Vec<SqliteRow>, sqlx::Error> {
         let query = sqlx::query(self.sql.leased_wide.clone()).bind(lease.as_str()).bind(now.as_micros());
-        query.fetch_all(self.relay().await?).await
+        query.bind(limit(count)).fetch_all(self.relay().await?).await
     }
 
     async fn next_in(

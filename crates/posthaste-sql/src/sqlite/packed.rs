@@ -292,4 +292,34 @@ mod tests {
             assert!(claimed.rows.is_empty() && claimed.malformed.is_empty());
         }
     }
+
+    /// Between others, before and behind it, and also in another order than that of the numbers.
+    #[tokio::test]
+    async fn beside_what_cannot_be_packed_the_rows_of_the_claim_are_read_and_no_others() {
+        for value in ["x'ff41'", "x'1741'", "CAST(x'ff41' AS TEXT)"] {
+            let store = store().await;
+            insert(&store, (1..=9).map(|n| event(&n.to_string()))).await;
+            assert!(set(&store, "5", "headers", value).await);
+            // Somebody has some of them, and one was available first.
+            for held in ["1", "2", "4"] {
+                assert!(set(&store, held, "locked_by", "'other', locked_at = available_at").await);
+            }
+            assert!(set(&store, "8", "available_at", "available_at - 1000000").await);
+            let mut claims = Vec::new();
+            for number in 1..=3 {
+                let claim = Claim {
+                    lease: Lease::new("test", number),
+                    lease_duration: Duration::from_secs(30),
+                    limit: 3,
+                    skip_recent: Duration::ZERO,
+                };
+                let claimed = store.claim(&claim).await.unwrap();
+                let rows: Vec<_> = claimed.rows.iter().map(|row| row.event.id().to_string()).collect();
+                let malformed: Vec<_> = claimed.malformed.iter().map(|row| row.id.to_string()).collect();
+                claims.push((rows.join(" "), malformed.join(" ")));
+            }
+            let expected = [("8 3", "5"), ("6 7 9", ""), ("", "")];
+            assert_eq!(claims, expected.map(|(rows, malformed)| (rows.to_owned(), malformed.to_owned())), "{value}");
+        }
+    }
 }

@@ -9,11 +9,12 @@ use posthaste_core::EventId;
 use posthaste_core::store::{BoxFuture, Error};
 use posthaste_core::testing::PassTime;
 use sqlx::AssertSqlSafe;
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+use sqlx::sqlite::SqliteConnectOptions;
 
 use super::sql::DIALECT;
 use super::sql::lanes::AGE;
 use super::{CONNECTIONS, SqliteStore};
+use crate::pool;
 
 /// A store in a new SQLite database with its table, in a file of its own, which is deleted when the last clone of the
 /// store is dropped (feature `testing`). What cannot be opened fails the test.
@@ -52,7 +53,7 @@ async fn open() -> Result<SqliteStore, Error> {
     let options = SqliteConnectOptions::new().filename(directory.0.join("test.db")).create_if_missing(true);
     // The pool keeps the directory for as long as there is a pool.
     let directory = Arc::new(directory);
-    let pool = SqlitePoolOptions::new().max_connections(CONNECTIONS).after_connect(move |_, _| {
+    let pool = pool::unswept().max_connections(CONNECTIONS).after_connect(move |_, _| {
         let _kept = &directory;
         Box::pin(async { Ok(()) })
     });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use posthaste_core::store::{
-    Action, AdminStore, Cursor, Filter, Order, Page, Purge, Record, Redrive, RelayStore, Status,
+    Action, AdminStore, Cursor, Filter, Order, Page, Purge, Record, Redrive, RelayStore, Status, WriteStore,
 };
 use posthaste_core::{Event, EventId};
 use posthaste_sql::SqliteStore;
@@ -94,6 +94,71 @@ async fn redrive_takes_dead_rows_by_id_and_filter_a_chunk_at_a_time() {
     assert_eq!(ids(&claim(&store, 10).await.1).len(), 6);
     let counts = store.counts().await.unwrap();
     assert_eq!((counts.new, counts.dead), (6, 1));
+}
+
+#[tokio::test]
+async fn chunks_go_by_number_whatever_happens_in_between() {
+    let database = Database::new();
+    chunks_of_a_redrive_go_by_number(&database.store().await).await;
+}
+
+#[tokio::test]
+async fn two_who_redrive_at_once_leave_nothing() {
+    let database = Database::new();
+    let store = database.store().await;
+    redrive_at_once(&store, &store.clone()).await;
+}
+
+/// A redrive in chunks takes the lowest numbers first, in whichever order the rows have died, and leaves alone what others have taken.
+pub(crate) async fn chunks_of_a_redrive_go_by_number<S: WriteStore + RelayStore + AdminStore>(store: &S) {
+    let died = || Action::Dead { error: "down".to_owned(), counts: true };
+    let done = async || {
+        let (lease, claimed) = claim(store, 10).await;
+        store.settle(&settle_all(&lease, &claimed, &Action::Done)).await.unwrap();
+        claimed.rows.iter().map(|row| row.event.id().to_string()).collect::<Vec<_>>()
+    };
+    write(store, (0..6).map(|n| event(&n.to_string()))).await;
+    let (lease, claimed) = claim(store, 10).await;
+    for settlement in settle_all(&lease, &claimed, &died()).into_iter().rev() {
+        store.settle(&[settlement]).await.unwrap();
+    }
+    let redrive = Redrive { chunk: 2, ..Redrive::matching(Filter::default()) };
+    assert_eq!(store.redrive(&redrive).await.unwrap(), 2);
+    assert_eq!(done().await, ["0", "1"]);
+    // Somebody else redrives one of the next chunk, and another row dies.
+    assert_eq!(store.redrive(&Redrive::ids(["2"].map(EventId::from_row))).await.unwrap(), 1);
+    assert_eq!(done().await, ["2"]);
+    write(store, [event("6")]).await;
+    let (lease, claimed) = claim(store, 10).await;
+    store.settle(&settle_all(&lease, &claimed, &died())).await.unwrap();
+    for expected in [&["3"][..], &["4", "5"], &["6"]] {
+        assert_eq!(store.redrive(&redrive).await.unwrap(), expected.len() as u64);
+        assert_eq!(done().await, expected);
+    }
+    assert_eq!(store.redrive(&redrive).await.unwrap(), 0);
+}
+
+/// Each row is redriven by one of them.
+pub(crate) async fn redrive_at_once<S: WriteStore + RelayStore + AdminStore>(one: &S, other: &S) {
+    const ROWS: usize = 2000;
+    write(one, (0..ROWS).map(|n| event(&n.to_string()))).await;
+    let (lease, claimed) = claim(one, ROWS).await;
+    let died = Action::Dead { error: "down".to_owned(), counts: true };
+    one.settle(&settle_all(&lease, &claimed, &died)).await.unwrap();
+    let redrive = Redrive { chunk: 50, ..Redrive::matching(Filter::default()) };
+    let all = async |store: &S| {
+        let mut changed = 0;
+        loop {
+            match store.redrive(&redrive).await.unwrap() {
+                0 => return changed,
+                more => changed += more,
+            }
+        }
+    };
+    let (changed, by_other) = tokio::join!(all(one), all(other));
+    assert_eq!(changed + by_other, ROWS as u64, "{changed} and {by_other}");
+    let counts = one.counts().await.unwrap();
+    assert_eq!((counts.new, counts.dead), (ROWS as u64, 0));
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! What is particular to the PostgreSQL store.
 
+mod admin;
 mod cancel;
 mod driver;
 mod fault;

@@ -311,9 +311,6 @@ pub(in super::super) const REDRIVE_HEAD: &str = "UPDATE {table} SET status = 0, 
      available_at = UTC_TIMESTAMP(6), done_at = NULL, last_error = NULL, locked_by = NULL, locked_at = NULL \
      WHERE seq = ? AND status = 3";
 
-/// The numbers of DEAD rows, to be redriven or discarded.
-pub(in super::super) const DEAD: &str = "SELECT seq FROM {table} WHERE stage = 3";
-
 /// After a redrive or a discard of these: the closed keys whose heads are among them go on.
 pub(in super::super) const REOPEN_CHANGED: &str =
     concat!("UPDATE ", keys!(), " SET state = 1, until = UTC_TIMESTAMP(6) WHERE state = 2 AND head_seq IN (");

@@ -9,6 +9,7 @@ use posthaste_core::{Event, EventId};
 use posthaste_sql::MySqlStore;
 
 use super::{Database, execute};
+use crate::admin::{chunks_of_a_redrive_go_by_number, redrive_at_once};
 use crate::support::{claim, event, ids, settle_all, write};
 
 async fn with_dead(store: &MySqlStore, events: Vec<Event>, error: &str) {
@@ -98,6 +99,40 @@ async fn redrive_takes_dead_rows_by_id_and_filter_a_chunk_at_a_time() {
 }
 
 #[tokio::test]
+async fn chunks_go_by_number_whatever_happens_in_between() {
+    let database = Database::new().await;
+    chunks_of_a_redrive_go_by_number(&database.store().await).await;
+}
+
+#[tokio::test]
+async fn two_who_redrive_at_once_leave_nothing() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    redrive_at_once(&store, &MySqlStore::new(store.pool().clone())).await;
+}
+
+#[tokio::test]
+async fn a_chunk_of_what_is_dead_does_not_walk_over_the_rest() {
+    let database = Database::new().await;
+    let store = database.store_of_one().await;
+    for _ in 0..10 {
+        write(&store, (0..500).map(|_| Event::of_json("x", "{}").unwrap())).await;
+    }
+    let end = "UPDATE outbox_event SET status = IF(seq % 2 = 0, 1, 3), done_at = UTC_TIMESTAMP(6)";
+    execute(&store, end).await;
+    let filter = Filter { ended_before: Some(store.clock().await.unwrap()), ..Filter::default() };
+    let chunk = Redrive { chunk: 100, ..Redrive::matching(filter) };
+    assert_eq!(store.redrive(&chunk).await.unwrap(), 100);
+    for change in ["redrive", "discard"] {
+        execute(&store, "FLUSH STATUS").await;
+        let changed = if change == "redrive" { store.redrive(&chunk).await } else { store.discard(&chunk).await };
+        assert_eq!(changed.unwrap(), 100);
+        let read = read(&store).await;
+        assert!(read < 1_000, "{read} rows read for a {change} of 100");
+    }
+}
+
+#[tokio::test]
 async fn purge_keeps_each_kind_for_its_time() {
     let database = Database::new().await;
     let store = database.store().await;
@@ -135,9 +170,14 @@ async fn a_purge_that_finds_nothing_does_not_walk_the_table() {
     assert_eq!(store.purge(&purge).await.unwrap(), 0);
     execute(&store, "FLUSH STATUS").await;
     assert_eq!(store.purge(&purge).await.unwrap(), 0);
-    let read: Vec<(String, String)> =
-        sqlx::query_as("SHOW SESSION STATUS LIKE 'Handler\\_read\\_%'").fetch_all(store.pool()).await.unwrap();
-    let read: u64 = read.iter().map(|(_, count)| count.parse::<u64>().unwrap()).sum();
+    let read = read(&store).await;
     // The oldest thousand are looked at.
     assert!(read < 1_100, "{read} rows read of 5000 for nothing");
+}
+
+/// How many rows the one connection has read since it was flushed.
+async fn read(store: &MySqlStore) -> u64 {
+    let read: Vec<(String, String)> =
+        sqlx::query_as("SHOW SESSION STATUS LIKE 'Handler\\_read\\_%'").fetch_all(store.pool()).await.unwrap();
+    read.iter().map(|(_, count)| count.parse::<u64>().unwrap()).sum()
 }

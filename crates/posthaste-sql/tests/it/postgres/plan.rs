@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use posthaste_core::store::{Action, AdminStore, Purge, RelayStore, Settlement};
+use posthaste_core::store::{Action, AdminStore, Filter, Purge, Redrive, RelayStore, Settlement};
 use posthaste_sql::PgStore;
 
 use super::support::{Database, claim, sql, write};
@@ -129,6 +129,36 @@ async fn a_purge_that_finds_nothing_does_not_walk_the_table() {
         let walked = walked(&store).await - before;
         // The oldest thousand are looked at.
         assert!(walked <= 1_100, "{walked} rows walked for nothing, analyzed: {analyzed}");
+    }
+}
+
+#[tokio::test]
+async fn a_chunk_of_what_is_dead_does_not_walk_over_the_rest() {
+    for analyzed in [false, true] {
+        let database = Database::new().await;
+        let store = database.store_of_one().await;
+        // What is done comes before all that is dead, or between.
+        sql(
+            &store,
+            "INSERT INTO outbox_event (event_id, event_type, payload, status, done_at) \
+             SELECT n, 'x', '{}', CASE WHEN n > 20000 AND n % 2 = 0 THEN 3 ELSE 1 END, clock_timestamp() \
+             FROM generate_series(1, 30000) AS n",
+        )
+        .await;
+        if analyzed {
+            sql(&store, "VACUUM ANALYZE outbox_event").await;
+        }
+        let filter = Filter { ended_before: Some(store.clock().await.unwrap()), ..Filter::default() };
+        let chunk = Redrive { chunk: 100, ..Redrive::matching(filter) };
+        assert_eq!(store.redrive(&chunk).await.unwrap(), 100);
+        for change in ["redrive", "discard"] {
+            let before = walked(&store).await;
+            let changed = if change == "redrive" { store.redrive(&chunk).await } else { store.discard(&chunk).await };
+            assert_eq!(changed.unwrap(), 100);
+            let walked = walked(&store).await - before;
+            // Each row is touched by the search and by the change.
+            assert!(walked < 1_000, "{walked} rows walked for a {change} of 100, analyzed: {analyzed}");
+        }
     }
 }
 
