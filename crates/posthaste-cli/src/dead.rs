@@ -36,6 +36,10 @@ enum Command {
         #[arg(long)]
         each: bool,
 
+        /// With --each: how many at most.
+        #[arg(long, value_name = "N", default_value_t = 1000, requires = "each")]
+        limit: usize,
+
         #[command(flatten)]
         output: Output,
     },
@@ -77,10 +81,10 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let database = Database::open_existing(&settings).await?;
     let store = database.admin();
     let ended = match args.command {
-        Command::List { wanted, each, output } => {
+        Command::List { wanted, each, limit, output } => {
             let filter = wanted.filter(vec![Status::Dead], &database).await?;
             match each {
-                true => rows::list(store, &filter, (Order::OldestFirst, None), output).await,
+                true => rows::list(store, &filter, (Order::OldestFirst, Some(limit)), output).await,
                 false => groups(store, &filter, output).await,
             }
         }

@@ -67,6 +67,9 @@ enum Command {
     /// Write an event, in a transaction of its own, and print its id.
     Write(Box<Write>),
     /// Print events as they are written, until Ctrl-C.
+    ///
+    /// A filter is compared with what is new. An error comes long after its row, so with --error all rows since the last one that was
+    /// printed are compared each time; after a look that takes long the next one waits ten times as long.
     Tail {
         #[command(flatten)]
         wanted: Wanted,
@@ -75,7 +78,7 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = 10)]
         lines: usize,
 
-        /// How often to look.
+        /// How often to look, at most.
         #[arg(long, value_name = "LENGTH", default_value = "500ms", value_parser = rows::length)]
         interval: Duration,
 
@@ -251,6 +254,9 @@ impl Write {
 /// For how long rows of transactions that were slower than others are looked for: numbers are given before the commit.
 const LATE: Duration = Duration::from_secs(10);
 
+/// To look is work for the database. One that finds nothing is repeated after so many times as long as it took.
+const REST: u32 = 10;
+
 async fn tail(
     database: &Database,
     filter: &Filter,
@@ -273,9 +279,10 @@ async fn tail(
             Some(_) => None,
         };
         let mut page = Page { limit: 500, after: from, order: Order::OldestFirst };
-        loop {
+        let took = loop {
+            let begun = Instant::now();
             let records = store.list(filter, &page).await?;
-            let Some(newest) = records.last() else { break };
+            let Some(newest) = records.last() else { break begun.elapsed() };
             page.after = Some(Cursor::from(newest));
             for record in records {
                 if seen.insert(record.state.seq) {
@@ -288,12 +295,12 @@ async fn tail(
                     print(format_args!("{line}\n"))?;
                 }
             }
-        }
+        };
         recent.extend(mark.map(|seq| (Instant::now(), seq)));
         while let Some((_, seq)) = recent.pop_front_if(|(at, _)| at.elapsed() > LATE) {
             seen.remove(&seq);
             from = Some(Cursor(from.map_or(seq, |Cursor(from)| from.max(seq))));
         }
-        tokio::time::sleep(interval).await;
+        tokio::time::sleep(interval.max(took * REST)).await;
     }
 }

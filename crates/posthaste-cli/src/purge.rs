@@ -44,18 +44,18 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     let settings = Given::read(&args.flags, &[])?.database()?;
     let database = Database::open_existing(&settings).await?;
-    let counts = database.admin().counts().await?;
+    // To count them may take as long as to delete them.
+    let counts = if args.yes { None } else { Some(database.admin().counts().await?) };
     let table = TableName::parse(&settings.table)?;
     for (status, kept) in [(posthaste::Status::Done, args.done_after), (posthaste::Status::Dead, args.dead_after)] {
         if let Some(kept) = kept {
-            let (name, all) = (status.name(), counts.of(status));
+            let name = status.name();
             // As it may be written on the command line: 168h, and not 604800s.
             let age = SignedDuration::try_from(kept).map_or_else(|_| format!("{kept:?}"), |kept| format!("{kept:#}"));
-            if args.yes {
-                // To count them may take as long as to delete them.
-                tell(format_args!("of {all} {name} events, those that ended more than {age} ago are deleted"));
+            let Some(all) = counts.map(|counts| counts.of(status)) else {
+                tell(format_args!("{name} events that ended more than {age} ago are deleted"));
                 continue;
-            }
+            };
             let old = database.count_ended(&table, status, kept).await?;
             let but = if status == posthaste::Status::Dead { ", but for what parked aggregates wait for" } else { "" };
             tell(format_args!("of {all} {name} events, {old} ended more than {age} ago; these are deleted{but}"));

@@ -121,7 +121,8 @@ pub(crate) async fn run(args: Args) -> Result<ExitCode, Failed> {
     beside.spawn(async move { heeding.watch(&asked).await });
     if let Some(watched) = &watched {
         let condition = Arc::clone(&watched.condition);
-        beside.spawn(sampler::sample(database.clone(), condition, settings.http.sample_interval));
+        let (interval, is_sent) = (settings.http.sample_interval, settings.telemetry.otlp.is_some());
+        beside.spawn(sampler::sample(database.clone(), condition, interval, is_sent));
     }
     let ended = if args.once {
         let obstacles = Obstacles { settings: &settings, holds: &holds, connected: &connected };
@@ -277,6 +278,13 @@ async fn start(
     let waited = start::destinations(&settings.destinations, &connected, limit).await?;
     // Before anything is claimed.
     start::holds(holds, &database, limit).await?;
+    if settings.prints_what_a_server_has() {
+        warn!(
+            "no destination is configured: the events of this database are printed to standard output, and are DONE by that; if they \
+             belong elsewhere, end this relay and write a [destination.NAME] into posthaste.toml (posthaste init makes an example), \
+             or name the file that has one with --config; [destination.stdout] with type = \"stdout\" says that it is meant so"
+        );
+    }
     info!(
         database = settings::shown(&settings.database.url),
         table = settings.database.table,

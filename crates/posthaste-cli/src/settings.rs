@@ -89,6 +89,11 @@ impl Settings {
     pub(crate) fn holds(&self, paused: &Paused, route: &Route) -> bool {
         route.is_held_by(paused, |place| &self.destinations[place].name)
     }
+
+    /// Whether nobody has said where events go, which may have been forgotten where others write them: who tries it out has a file.
+    pub(crate) fn prints_what_a_server_has(&self) -> bool {
+        self.database.is_on_server() && !self.destinations.iter().any(Destination::is_given)
+    }
 }
 
 /// Which events go to which destinations.

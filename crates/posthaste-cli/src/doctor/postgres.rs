@@ -105,7 +105,17 @@ async fn look_at_table(
 /// Whether somebody else had something for longer than we wait for it.
 fn is_late(error: &sqlx::Error) -> bool {
     const LOCK_NOT_AVAILABLE: &str = "55P03";
-    error.as_database_error().and_then(sqlx::error::DatabaseError::code).is_some_and(|code| code == LOCK_NOT_AVAILABLE)
+    has_code(error, LOCK_NOT_AVAILABLE)
+}
+
+/// Whether a question took longer than it may.
+pub(super) fn is_cut_off(error: &sqlx::Error) -> bool {
+    const QUERY_CANCELED: &str = "57014";
+    has_code(error, QUERY_CANCELED)
+}
+
+fn has_code(error: &sqlx::Error, expected: &str) -> bool {
+    error.as_database_error().and_then(sqlx::error::DatabaseError::code).is_some_and(|code| code == expected)
 }
 
 /// Who lets nobody else read the table or a part of it, by PID.
@@ -432,9 +442,10 @@ async fn look_at_slots(connection: &mut PgConnection, found: &mut Findings) -> R
     Ok(())
 }
 
-/// Asks for [`Figures`](super::waiting::Figures).
-pub(super) fn waiting(table: &TableName, lease: f64) -> String {
+/// Asks for [`Figures`](super::waiting::Figures), of so many that are due first, or of all.
+pub(super) fn waiting(table: &TableName, lease: f64, most: Option<usize>) -> String {
     let table = quoted(table, "", '"');
+    let first = most.map_or_else(String::new, |most| format!(" ORDER BY available_at LIMIT {most}"));
     format!(
         "SELECT count(*) FILTER (WHERE expired), \
          coalesce(max(extract(epoch FROM now - locked_at)) FILTER (WHERE expired) - {lease}, 0)::float8, \
@@ -443,6 +454,7 @@ pub(super) fn waiting(table: &TableName, lease: f64) -> String {
          coalesce(max(extract(epoch FROM now - available_at)) FILTER (WHERE locked_by IS NULL AND available_at <= now), 0)::float8, \
          (extract(epoch FROM clock_timestamp()) * 1000000)::bigint \
          FROM (SELECT available_at, locked_at, locked_by, now, coalesce(locked_at < now - make_interval(secs => {lease}), FALSE) \
-               AS expired FROM {table}, (SELECT clock_timestamp() AS now) AS clock WHERE status IN (0, 2)) AS pending"
+               AS expired FROM (SELECT available_at, locked_at, locked_by FROM {table} WHERE status IN (0, 2){first}) AS pending, \
+               (SELECT clock_timestamp() AS now) AS clock) AS judged"
     )
 }

@@ -1,6 +1,6 @@
 //! How a relay is: whether it delivers, and whether its database is as it should be.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -16,6 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// For how long an answer of the database counts: whoever asks often gives it no more work.
 const FRESH: Duration = Duration::from_secs(1);
 
+/// How long whoever asks for metrics waits for the table to be read, where that is due. To count a large one takes longer.
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// How a relay is. Shared by the relay, which changes it, and by whoever asks.
 #[derive(Default)]
 pub(super) struct Condition {
@@ -25,6 +28,10 @@ pub(super) struct Condition {
     answered: Mutex<Option<(Instant, Result<(), String>)>>,
     /// Told whenever somebody asks for metrics.
     asked: Notify,
+    /// Whether the table is to be read for whoever asks for metrics, because what is known of it is old.
+    is_due: AtomicBool,
+    /// Told whenever the table was read for metrics.
+    sampled: Notify,
 }
 
 /// How far it is.
@@ -56,14 +63,29 @@ impl Condition {
         let _ = self.database.set(database.clone());
     }
 
-    /// Somebody has asked for metrics.
-    pub(super) fn asked_for_metrics(&self) {
+    /// Somebody asks for metrics. He waits a moment for the table to be read, if that is due: what he is told is to be as fresh as if it
+    /// were read all the time.
+    pub(super) async fn asked_for_metrics(&self) {
+        // From now on it hears of a reading, also of one that ends before it is waited for.
+        let sampled = self.sampled.notified();
+        let is_due = self.is_due.load(Ordering::Acquire);
         self.asked.notify_one();
+        if is_due {
+            // What was known before is told where it takes longer.
+            let _ = timeout(MOMENT, sampled).await;
+        }
     }
 
-    /// Waits until somebody asks for metrics, unless somebody has.
+    /// Waits until somebody asks for metrics, unless somebody has since the last time.
     pub(super) async fn until_asked(&self) {
+        self.is_due.store(true, Ordering::Release);
         self.asked.notified().await;
+    }
+
+    /// The table was read for metrics, or could not be.
+    pub(super) fn has_sampled(&self) {
+        self.is_due.store(false, Ordering::Release);
+        self.sampled.notify_waiters();
     }
 
     /// Whether it delivers; if not, why.

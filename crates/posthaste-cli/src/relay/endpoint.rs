@@ -155,7 +155,7 @@ impl Answering {
                 Err(reason) => plain(StatusCode::SERVICE_UNAVAILABLE, &reason),
             },
             _ => {
-                self.condition.asked_for_metrics();
+                self.condition.asked_for_metrics().await;
                 let mut response = Response::new(self.recorder.render());
                 let of_prometheus = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
                 response.headers_mut().insert(CONTENT_TYPE, of_prometheus);

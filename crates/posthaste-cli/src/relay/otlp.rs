@@ -1,5 +1,6 @@
 //! Traces and metrics in the protocol of OpenTelemetry: JSON over HTTP, to a collector.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -73,6 +74,13 @@ impl Otlp {
             is_told: false,
         };
         info!(collector = sender.collector(), "sending traces and metrics");
+        if !sender.headers.is_empty() && !is_here(&sender.target) {
+            warn!(
+                collector = sender.collector(),
+                "telemetry.headers go to another machine without encryption, and whoever is on the way can read them; if there is a \
+                 token among them, send to a collector on this machine, which passes everything on by https"
+            );
+        }
         let (stop, stopped) = oneshot::channel();
         Some(Self { provider, stop, sending: tokio::spawn(sender.run(spans, *interval, stopped)) })
     }
@@ -91,6 +99,13 @@ impl Otlp {
             sending.abort();
         }
     }
+}
+
+/// Whether that is on this machine, so that nobody is on the way.
+fn is_here(target: &Uri) -> bool {
+    let host = target.host().unwrap_or_default().trim_matches(['[', ']']);
+    let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
+    host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(is_loopback)
 }
 
 /// Hands spans to the task that sends them.
@@ -452,4 +467,27 @@ pub(super) fn sent(context: &Context, not_acknowledged: usize) {
         span.set_status(Status::error(format!("{not_acknowledged} of the messages were not acknowledged")));
     }
     span.end();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collector_is_on_this_machine_if_its_address_says_so() {
+        for (address, is_there) in [
+            ("http://127.0.0.1:4318", true),
+            ("http://127.1.2.3", true),
+            ("http://[::1]:4318/v1", true),
+            ("http://[::ffff:127.0.0.1]:4318", true),
+            ("http://LocalHost:4318", true),
+            ("http://collector:4318", false),
+            ("http://localhost.example:4318", false),
+            ("http://127.0.0.1.example:4318", false),
+            ("http://10.0.0.7:4318", false),
+            ("http://[2001:db8::1]:4318", false),
+        ] {
+            assert_eq!(is_here(&address.parse().unwrap()), is_there, "{address}");
+        }
+    }
 }

@@ -18,19 +18,28 @@ const SHARE: u32 = 10;
 /// How long a relay that has just started delivers before it reads the table, unless somebody wants to know.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// Reads the table, again and again, for as long as it is let.
-pub(super) async fn sample(database: Database, condition: Arc<Condition>, interval: Duration) {
+/// Looks at the process and the table, again and again, for as long as it is let. What is sent somewhere is read in any case.
+pub(super) async fn sample(database: Database, condition: Arc<Condition>, interval: Duration, is_sent: bool) {
+    tokio::join!(watch(&condition, interval), read_again(&database, &condition, interval, is_sent));
+}
+
+/// What costs next to nothing, which also says at once if nobody answers.
+async fn watch(condition: &Condition, interval: Duration) {
+    loop {
+        tell_of_process();
+        let _ = condition.ready().await;
+        sleep(interval).await;
+    }
+}
+
+/// Reads the table once after the start, and then for whoever wants to know.
+async fn read_again(database: &Database, condition: &Condition, interval: Duration, is_sent: bool) {
     let mut is_told = false;
-    tell_of_process();
-    let _ = condition.ready().await;
     // To count a large table takes long, and there is a backlog to deliver.
     let _ = timeout(interval.min(FIRST), condition.until_asked()).await;
     loop {
         let begun = Instant::now();
-        tell_of_process();
-        // Says at once if nobody answers, which to count might not for long.
-        let _ = condition.ready().await;
-        match read(&database).await {
+        match read(database).await {
             Ok((counts, oldest)) => {
                 if std::mem::take(&mut is_told) {
                     info!("the table can be read for metrics again");
@@ -43,7 +52,16 @@ pub(super) async fn sample(database: Database, condition: Arc<Condition>, interv
                 }
             }
         }
-        sleep(interval.max(begun.elapsed() * SHARE)).await;
+        condition.has_sampled();
+        until_wanted(condition, interval.max(begun.elapsed() * SHARE), is_sent).await;
+    }
+}
+
+/// Waits until the table is to be read again: not before its rest is over, and only if somebody has asked since, unless it is sent.
+async fn until_wanted(condition: &Condition, rest: Duration, is_sent: bool) {
+    sleep(rest).await;
+    if !is_sent {
+        condition.until_asked().await;
     }
 }
 
@@ -87,4 +105,56 @@ fn tell_of_process() {
 
 fn seconds(moment: Timestamp) -> f64 {
     moment.as_micros() as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REST: Duration = Duration::from_secs(15);
+
+    /// The clock goes on by itself while everybody waits, so this takes no time.
+    #[tokio::test(start_paused = true)]
+    async fn the_table_is_read_again_only_if_somebody_has_asked_or_it_is_sent() {
+        let condition = Condition::new();
+        let day = Duration::from_secs(86_400);
+        let wanted = async |is_sent| timeout(day, until_wanted(&condition, REST, is_sent)).await.is_ok();
+        assert!(!wanted(false).await, "nobody has asked");
+        assert!(wanted(true).await, "it is sent");
+        condition.has_sampled();
+        condition.asked_for_metrics().await;
+        condition.asked_for_metrics().await;
+        let begun = Instant::now();
+        assert!(wanted(false).await, "somebody has asked since");
+        assert!(begun.elapsed() >= REST, "it has its rest all the same: {:?}", begun.elapsed());
+        condition.has_sampled();
+        assert!(!wanted(false).await, "two who asked before are read for once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_asks_for_what_is_old_is_told_what_is_read_for_him_unless_that_takes_long() {
+        for (takes, is_heard) in [(Duration::from_millis(300), true), (Duration::from_secs(300), false)] {
+            let condition = Condition::new();
+            let reading = async {
+                until_wanted(&condition, REST, false).await;
+                sleep(takes).await;
+                condition.has_sampled();
+                Instant::now()
+            };
+            let asking = async {
+                // Long after it was read last.
+                sleep(REST * 10).await;
+                let begun = Instant::now();
+                condition.asked_for_metrics().await;
+                (begun.elapsed(), Instant::now())
+            };
+            let (read_at, (waited, told_at)) = tokio::join!(reading, asking);
+            assert_eq!(told_at >= read_at, is_heard, "{takes:?}");
+            assert!(waited < Duration::from_secs(2), "{waited:?}");
+            // What is fresh is told at once.
+            let begun = Instant::now();
+            condition.asked_for_metrics().await;
+            assert_eq!(begun.elapsed(), Duration::ZERO);
+        }
+    }
 }

@@ -60,6 +60,11 @@ impl Database {
         self.url == HERE
     }
 
+    /// Whether it is none of SQLite.
+    pub(crate) fn is_on_server(&self) -> bool {
+        self.url.split_once(':').is_some_and(|(scheme, _)| !scheme.eq_ignore_ascii_case("sqlite"))
+    }
+
     /// How to open the file of an outbox on SQLite, as it is.
     pub(crate) fn file(&self) -> Option<SqliteConnectOptions> {
         let (scheme, rest) = self.url.split_once(':')?;

@@ -95,6 +95,11 @@ impl Destination {
         self.secrets.iter().fold(message, |message, secret| without(message, secret))
     }
 
+    /// Whether somebody has set it, and not there is one because there has to be.
+    pub(crate) fn is_given(&self) -> bool {
+        self.origin != Origin::Default
+    }
+
     fn stdout() -> Self {
         Self {
             name: STDOUT.to_owned(),
@@ -129,7 +134,7 @@ impl Destination {
         let max_batch = max_batch.map(|value| positive(&value, &of("max_batch"))).transpose()?;
         let (lazy, made_of) = (table.get("lazy").map(|value| value.read(&of("lazy"))).transpose()?, (name, origin));
         let target = Target::of(&kind, &given.origin, made_of, table, &field)
-            .map_err(|fault| fault.with_more_fields(of_every(&kind)))?;
+            .map_err(|fault| fault.with_more_fields(&field, of_every(&kind)))?;
         let is_lines = matches!(target, Target::Lines(_));
         let to = match to {
             None if is_lines => String::new(),

@@ -102,9 +102,11 @@ impl Fault {
         self
     }
 
-    /// The same with the names that the list in it leaves out, if it has one.
-    pub(super) fn with_more_fields(mut self, fields: &str) -> Self {
-        if self.is_of_unknown() {
+    /// The same with the names that the list in it leaves out, if it has one, and that is of this table: what is in a table of it has a
+    /// list of its own.
+    pub(super) fn with_more_fields(mut self, table: &str, fields: &str) -> Self {
+        let is_of_table = self.place_in(table).is_some_and(|place| !place.contains(['.', '[']));
+        if is_of_table && self.is_of_unknown() {
             self.message += &format!("; {fields}");
         }
         self
@@ -206,3 +208,26 @@ impl fmt::Display for Faults {
 }
 
 impl std::error::Error for Faults {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_fields_are_told_of_the_table_that_has_them_alone() {
+        for (field, message, are_told) in [
+            ("destination.x.urls", "unknown field `urls`", true),
+            ("destination.x.sasl.mechanisms", "unknown field `mechanisms`", false),
+            ("destination.x.bindings[2].key", "unknown field `key`", false),
+            ("destination.x.bindings[2]", "unknown field `key`", false),
+            ("destination.x.url", "invalid type: integer `4`, expected a string", false),
+        ] {
+            let fault = Fault::new(&Origin::Default, field, message);
+            let told = fault.with_more_fields("destination.x", "type is a setting, too").to_string();
+            assert_eq!(told.ends_with("; type is a setting, too"), are_told, "{told}");
+        }
+        let fault = Fault::new(&Origin::Default, "destination.my.shop.urls", "unknown field `urls`");
+        let told = fault.with_more_fields("destination.my.shop", "type is a setting, too").to_string();
+        assert!(told.ends_with("; type is a setting, too"), "a name may have a dot in it: {told}");
+    }
+}

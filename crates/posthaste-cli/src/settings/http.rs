@@ -23,7 +23,7 @@ pub(crate) struct Http {
     pub(crate) listen: Listen,
     /// What whoever asks has to bring.
     pub(crate) token: Option<String>,
-    /// How often what is of the whole table is read for metrics.
+    /// How often what is of the whole table is read for metrics, at most: only if somebody has asked since.
     #[serde(with = "compact::required")]
     pub(crate) sample_interval: Duration,
 }

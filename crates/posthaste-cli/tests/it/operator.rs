@@ -1,7 +1,7 @@
 //! What operators do: `migrate`, `events`, `dead`, `stats`, `purge`.
 
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
@@ -242,26 +242,90 @@ fn events_are_followed_as_they_come() {
     for id in ["a", "b", "c"] {
         here.ok(&["events", "write", "--id", id, "--type", "Ticked", "{}"]);
     }
-    let (path, out) = (here.path("tail"), "tail");
-    let file = std::fs::File::create(&path).unwrap();
-    let mut tail = std::process::Command::new(env!("CARGO_BIN_EXE_posthaste"))
-        .args(["events", "tail", "--lines", "2", "--interval", "20ms", "--output", "ndjson", "--database-url"])
-        .arg(format!("sqlite:{}", here.path("posthaste.db").display()))
-        .stdout(file)
-        .spawn()
-        .unwrap();
-    let seen = |count: usize| {
-        here.until("they are printed", |here| here.read(out).lines().count() >= count);
-        let text = here.read(out);
-        text.lines()
-            .map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].as_str().unwrap().to_owned())
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(seen(2), ["b", "c"]);
+    let tail = Tail::start(&here, "tail", &[]);
+    tail.prints(&["b", "c"]);
     here.ok(&["events", "write", "--id", "d", "--type", "Ticked", "{}"]);
-    assert_eq!(seen(3), ["b", "c", "d"]);
-    tail.kill().unwrap();
-    tail.wait().unwrap();
+    tail.prints(&["b", "c", "d"]);
+}
+
+#[test]
+fn only_what_fits_is_followed_and_an_error_may_come_late() {
+    let here = Place::with(NOWHERE);
+    for (id, kind) in [("a", "Nothing"), ("b", "Ticked")] {
+        here.ok(&["events", "write", "--id", id, "--type", kind, "{}"]);
+    }
+    let of_type = Tail::start(&here, "of-type", &["--type", "Ticked"]);
+    let with_error = Tail::start(&here, "with-error", &["--error", "no route fits"]);
+    of_type.prints(&["b"]);
+    for (id, kind) in [("c", "Nothing"), ("d", "Ticked")] {
+        here.ok(&["events", "write", "--id", id, "--type", kind, "{}"]);
+    }
+    of_type.prints(&["b", "d"]);
+    assert_eq!(with_error.printed(), [""; 0]);
+    // Two are printed there, and the others are DEAD.
+    here.ok(&["relay", "--once"]);
+    here.until("both errors are seen", |here| here.read("with-error").lines().count() == 2);
+    let mut seen = with_error.printed();
+    seen.sort();
+    assert_eq!(seen, ["b", "d"]);
+    of_type.prints(&["b", "d"]);
+}
+
+/// Events that are followed, until it is dropped.
+struct Tail<'a> {
+    here: &'a Place,
+    out: &'static str,
+    child: Child,
+}
+
+impl<'a> Tail<'a> {
+    /// Prints into a file of this name.
+    fn start(here: &'a Place, out: &'static str, filter: &[&str]) -> Self {
+        let file = std::fs::File::create(here.path(out)).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_posthaste"))
+            .args(["events", "tail", "--lines", "2", "--interval", "20ms", "--output", "ndjson", "--database-url"])
+            .arg(format!("sqlite:{}", here.path("posthaste.db").display()))
+            .args(filter)
+            .stdout(file)
+            .spawn()
+            .unwrap();
+        Self { here, out, child }
+    }
+
+    fn printed(&self) -> Vec<String> {
+        let text = self.here.read(self.out);
+        let id = |line| serde_json::from_str::<Value>(line).unwrap()["id"].as_str().unwrap().to_owned();
+        text.lines().map(id).collect()
+    }
+
+    /// Waits until so many are printed, which have to be these.
+    #[track_caller]
+    fn prints(&self, ids: &[&str]) {
+        self.here.until("they are printed", |here| here.read(self.out).lines().count() >= ids.len());
+        assert_eq!(self.printed(), ids);
+    }
+}
+
+impl Drop for Tail<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn of_the_dead_no_more_are_listed_one_by_one_than_were_asked_for() {
+    let here = Place::with(NOWHERE);
+    dead(&here, 5);
+    for (limit, is_cut) in [("4", true), ("5", false)] {
+        let output = here.run(&["dead", "list", "--each", "--limit", limit, "--output", "ndjson"]);
+        assert_eq!((output.status.code(), stdout(&output).lines().count()), (Some(0), limit.parse().unwrap()));
+        assert_eq!(stderr(&output).contains("there are more than these 4"), is_cut, "{}", stderr(&output));
+    }
+    // Groups are made of all of them.
+    let error = here.fails(2, &["dead", "list", "--limit", "4"]);
+    assert!(error.contains("--each"), "{error}");
+    assert_eq!(here.json(&["dead", "list", "--output", "json"])[0]["count"], 5);
 }
 
 #[test]

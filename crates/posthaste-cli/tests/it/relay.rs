@@ -361,3 +361,19 @@ fn whoever_drains_does_not_wait_for_ever_at_the_start_either() {
     let said = there.fails(4, &["relay", "--once", "--wait", "500ms"]);
     assert!(said.contains("not waiting for it any longer"), "{said}");
 }
+
+#[tokio::test]
+async fn whoever_prints_the_events_of_a_server_without_having_said_so_is_warned() {
+    const WARNING: &str = "no destination is configured";
+    let url = postgres().await;
+    let with = |settings| Place::with(settings).variable("POSTHASTE_DATABASE_URL", &url);
+    with("").ok(&["migrate", "up"]);
+    for (settings, is_warned) in [("", true), ("[destination.stdout]\ntype = \"stdout\"\n", false)] {
+        let output = with(settings).run(&["relay", "--once"]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert_eq!(stderr(&output).contains(WARNING), is_warned, "{settings:?}: {}", stderr(&output));
+    }
+    // Whoever tries it out has a file.
+    let output = Place::new().run(&["relay", "--once"]);
+    assert!(output.status.success() && !stderr(&output).contains(WARNING), "{}", stderr(&output));
+}

@@ -173,6 +173,24 @@ fn a_collector_that_is_away_holds_nothing_up() {
 }
 
 #[test]
+fn headers_that_somebody_on_the_way_could_read_are_warned_of() {
+    const KEY: &str = "{ x-api-key = \"env:COLLECTOR_KEY\" }";
+    // Nobody is at the first of these, ever.
+    for (collector, headers, is_warned) in
+        [("192.0.2.1:4318", KEY, true), ("192.0.2.1:4318", "{}", false), ("127.0.0.1:1", KEY, false)]
+    {
+        let here = Place::with(&format!(
+            "[http]\nlisten = \"off\"\n[telemetry]\notlp = \"http://{collector}\"\nheaders = {headers}\n"
+        ))
+        .variable("COLLECTOR_KEY", "not to be told");
+        let mut relay = here.start(&["relay"]);
+        relay.says("delivering");
+        assert_eq!(relay.said().contains("without encryption"), is_warned, "{collector} {headers}: {}", relay.said());
+        assert!(!relay.said().contains("not to be told"), "{}", relay.said());
+    }
+}
+
+#[test]
 fn what_is_wrong_with_it_is_said() {
     for (settings, wrong) in [
         ("otlp = \"localhost:4318\"", "telemetry.otlp: this is no address such as"),

@@ -432,3 +432,41 @@ async fn a_standby_is_no_place_for_an_outbox() {
     assert!(status == 0 && of(&findings, "server").is_empty(), "{findings:#?}");
     assert_fine(&findings, "slots");
 }
+
+/// A row that is not among the first takes longer than a question may, as very many rows would.
+#[tokio::test]
+async fn where_not_all_that_wait_can_be_counted_in_time_the_first_of_them_are() {
+    let url = postgres().await;
+    let here = Place::new().variable("POSTHASTE_DATABASE_URL", &url);
+    here.ok(&["migrate", "up"]);
+    let role = unique("doctor_");
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    say(
+        &mut connection,
+        "INSERT INTO outbox_event (event_id, event_type, payload, available_at) \
+         SELECT n::text, 'One', '{}', clock_timestamp() - interval '20 min' FROM generate_series(1, 10000) AS n \
+         UNION ALL SELECT 'last', 'One', '{}', clock_timestamp() + interval '1 h'; \
+         CREATE FUNCTION in_time(id text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN IF id = 'last' THEN \
+         RAISE EXCEPTION USING ERRCODE = 'query_canceled', MESSAGE = 'canceling statement due to statement timeout'; \
+         END IF; RETURN TRUE; END $$; \
+         CREATE POLICY in_time ON outbox_event USING (in_time(event_id)); \
+         ALTER TABLE outbox_event ENABLE ROW LEVEL SECURITY",
+    )
+    .await;
+    // On so few rows it would not take the index by itself.
+    say(
+        &mut connection,
+        &format!(
+            "CREATE ROLE {role} LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}; \
+             ALTER ROLE {role} SET enable_seqscan = off; ALTER ROLE {role} SET enable_bitmapscan = off; \
+             ALTER ROLE {role} SET enable_sort = off"
+        ),
+    )
+    .await;
+    let there = Place::new().variable("POSTHASTE_DATABASE_URL", &of_role(&url, &role));
+    let (status, findings) = found(&there, &["--no-destinations"]);
+    let (what, _) = bad(&findings, "relays");
+    assert!(status == 1 && what.starts_with("at least 10000 event(s) are due"), "{findings:#?}");
+    assert!(of(&findings, "leases")[0].1.ends_with("among the first 10000 that are pending"), "{findings:#?}");
+    say(&mut connection, &format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+}
