@@ -44,7 +44,10 @@ impl Line {
         let at = config.destination_at;
         let to = match config.destination {
             config::Destination::Kafka => {
-                let options = KafkaOptions::new(at.to_string()).delivery_timeout(KAFKA_PATIENCE).lazy(true);
+                // Who ignores what is said is found out only where the client does not mend it by itself.
+                let ignored = config.sabotage == Some(Sabotage::IgnoreAcknowledgement);
+                let patience = if ignored { PATIENCE } else { KAFKA_PATIENCE };
+                let options = KafkaOptions::new(at.to_string()).delivery_timeout(patience).lazy(true);
                 To::Kafka(Kafka::connect(options).await?)
             }
             config::Destination::Nats => {

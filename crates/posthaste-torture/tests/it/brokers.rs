@@ -10,6 +10,10 @@ const FAULTS: &str = "--faults broker-kill,broker-pause,broker-slow,broker-half-
 /// A machine that does other things as well keeps up with this.
 const PACE: &str = "--seconds 20 --rate 40";
 
+/// Processes end between two steps, also between the acknowledgement and the settlement, and at times the broker does.
+#[cfg(feature = "failpoints")]
+const AT_POINTS: &str = "--faults producer-kill-point,relay-kill-point,broker-kill --seconds 10 --rate 40";
+
 /// The order is read right and lost on the way to the broker. Few keys, and a broker that is slow, so that a batch has several events of
 /// one.
 const OUT_OF_ORDER: &str =
@@ -28,9 +32,27 @@ mod kafka {
         is_valid(&format!("--ordered --database postgres --destination kafka --seed 15 {PACE} {FAULTS}")).await;
     }
 
+    #[cfg(feature = "failpoints")]
+    #[tokio::test]
+    async fn an_honest_build_survives_kills_at_named_points() {
+        is_valid(&format!("--database postgres --destination kafka --seed 20 {AT_POINTS}")).await;
+    }
+
+    #[cfg(feature = "failpoints")]
+    #[tokio::test]
+    async fn an_honest_build_killed_at_named_points_keeps_the_order() {
+        is_valid(&format!("--ordered --database postgres --destination kafka --seed 21 {AT_POINTS}")).await;
+    }
+
     #[tokio::test]
     async fn to_publish_a_batch_without_its_order_is_caught() {
         is_caught(&["order"], &format!("{OUT_OF_ORDER} --destination kafka --seed 17")).await;
+    }
+
+    #[tokio::test]
+    async fn to_ignore_the_acknowledgement_is_caught() {
+        let faults = "--faults broker-kill,broker-half-open --seconds 10 --seed 19 --rate 40";
+        is_caught(&["false done"], &format!("--sabotage ignore-acknowledgement --destination kafka {faults}")).await;
     }
 }
 
@@ -50,6 +72,18 @@ mod nats {
     #[tokio::test]
     async fn an_honest_build_keeps_the_order() {
         is_valid(&format!("--ordered --database postgres --destination nats --seed 13 {PACE} {FAULTS}")).await;
+    }
+
+    #[cfg(feature = "failpoints")]
+    #[tokio::test]
+    async fn an_honest_build_survives_kills_at_named_points() {
+        is_valid(&format!("--database postgres --destination nats --seed 22 {AT_POINTS}")).await;
+    }
+
+    #[cfg(feature = "failpoints")]
+    #[tokio::test]
+    async fn an_honest_build_killed_at_named_points_keeps_the_order() {
+        is_valid(&format!("--ordered --database postgres --destination nats --seed 23 {AT_POINTS}")).await;
     }
 
     #[tokio::test]
@@ -82,6 +116,12 @@ mod rabbitmq {
     #[tokio::test]
     async fn an_honest_build_is_valid() {
         is_valid(&format!("--database postgres --destination rabbitmq --seed 6 {PACE} {FAULTS}")).await;
+    }
+
+    #[cfg(feature = "failpoints")]
+    #[tokio::test]
+    async fn an_honest_build_survives_kills_at_named_points() {
+        is_valid(&format!("--database postgres --destination rabbitmq --seed 24 {AT_POINTS}")).await;
     }
 
     #[tokio::test]
