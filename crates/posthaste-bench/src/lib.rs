@@ -190,19 +190,20 @@ enum Workload {
     Options,
 }
 
-/// Does what the command line says. `program` is how this very command is started, without its arguments.
+/// Does what the command line says. `program` is how this very command is started, without its arguments; `allocator` is what
+/// it takes its memory from, for the report.
 ///
 /// The exit status is 0 if every goal was reached, and 1 if one was missed.
 ///
 /// # Errors
 /// When something could not be measured: a server that is not installed, a file that cannot be written.
-pub async fn run(args: Args, program: &[OsString]) -> anyhow::Result<ExitCode> {
+pub async fn run(args: Args, program: &[OsString], allocator: &'static str) -> anyhow::Result<ExitCode> {
     if let Some(Command::Listen { url, who }) = args.command {
         latency::listen(&url, who).await?;
         return Ok(ExitCode::SUCCESS);
     }
     let plan = args.plan;
-    let mut run = Run::new(&plan)?;
+    let mut run = Run::new(&plan, allocator)?;
     if run.wants(Workload::Relay) {
         plan.relay_program(program)?;
         ensure!(
@@ -331,7 +332,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(plan: &Plan) -> anyhow::Result<Self> {
+    fn new(plan: &Plan, allocator: &'static str) -> anyhow::Result<Self> {
         let mut sizes = if plan.quick { Sizes::QUICK } else { Sizes::FULL };
         if let Some(events) = plan.events {
             anyhow::ensure!(events >= 1000, "--events must be at least 1000, or a drain is over before it is measured");
@@ -351,7 +352,7 @@ impl Run {
         };
         let settings = settings(plan, &sizes, rounds);
         let rounds = Rounds { warm_up: plan.warm_up, rounds, random: fastrand::Rng::with_seed(plan.seed) };
-        let mut machine = Machine::look(settings);
+        let mut machine = Machine::look(settings, allocator);
         machine.peers = peers.settings();
         let bench = Bench { sizes, rounds, measurements: Vec::new() };
         let parts = match plan.growth.as_slice() {

@@ -10,6 +10,8 @@ pub(crate) struct Machine {
     pub(crate) version: String,
     /// `release`, or `debug`, whose figures say nothing.
     pub(crate) profile: &'static str,
+    /// What all contestants in this process take their memory from.
+    pub(crate) allocator: &'static str,
     pub(crate) driver: String,
     pub(crate) processor: String,
     pub(crate) cores: usize,
@@ -25,10 +27,11 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn look(settings: String) -> Self {
+    pub(crate) fn look(settings: String, allocator: &'static str) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             profile: if cfg!(debug_assertions) { "debug" } else { "release" },
+            allocator,
             driver: versions::of("sqlx"),
             processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
             cores: std::thread::available_parallelism().map_or(1, Into::into),
@@ -47,7 +50,10 @@ impl Machine {
     /// What was built, and how.
     pub(crate) fn built(&self) -> String {
         let warning = if self.profile == "debug" { ", whose figures say nothing" } else { "" };
-        format!("Posthaste {}, {}, {} build{warning}", self.version, self.driver, self.profile)
+        format!(
+            "Posthaste {}, {}, {} build{warning}, memory by {}",
+            self.version, self.driver, self.profile, self.allocator
+        )
     }
 }
 

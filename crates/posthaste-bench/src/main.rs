@@ -19,5 +19,6 @@ struct Cli {
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe()?;
-    posthaste_bench::run(Cli::parse().args, &[program.into_os_string()]).await
+    let allocator = if cfg!(feature = "allocations") { "the system, counted" } else { "the system" };
+    posthaste_bench::run(Cli::parse().args, &[program.into_os_string()], allocator).await
 }

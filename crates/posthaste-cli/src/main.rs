@@ -29,6 +29,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 use exit::Failed;
 use settings::LogFormat;
 
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// A transactional outbox: events written with your business change, delivered at least once.
 #[derive(Parser)]
 #[command(name = "posthaste", version, arg_required_else_help = true, max_term_width = 100)]
@@ -110,7 +114,8 @@ async fn main() -> ExitCode {
 
 async fn bench(args: posthaste_bench::Args) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe()?;
-    posthaste_bench::run(args, &[program.into_os_string(), "bench".into()]).await
+    let allocator = if cfg!(feature = "jemalloc") { "jemalloc" } else { "the system" };
+    posthaste_bench::run(args, &[program.into_os_string(), "bench".into()], allocator).await
 }
 
 async fn torture(args: posthaste_torture::Args) -> anyhow::Result<ExitCode> {
