@@ -162,20 +162,25 @@ impl<T> Queues<T> {
     pub(crate) fn take_wanted(&self, most: usize, items: &mut Vec<T>, mut wanted: impl FnMut(&T) -> bool) -> bool {
         let (mut state, mut room, mut last) = (self.state(), most.min(AT_ONCE), None);
         let mut passed_over = Vec::new();
+        // Whose turn it was when the first was passed over: it is next, as if nobody had looked at it.
+        let mut turn = None;
         while room > 0
             && passed_over.len() < PASSED_OVER
             && let Some(path) = state.next_path()
-            && let Some(item) = state.pop(path)
         {
+            let before = state.turn;
+            let Some(item) = state.pop(path) else { break };
             if wanted(&item) {
                 items.push(item);
                 room -= 1;
                 // If any of them was cold there is more room.
                 last = last.filter(|last| *last == Path::Cold).or(Some(path));
             } else {
+                turn.get_or_insert(before);
                 passed_over.push((path, item));
             }
         }
+        state.turn = turn.unwrap_or(state.turn);
         for (path, item) in passed_over.into_iter().rev() {
             state.queue(path).push_front(item);
         }
@@ -392,6 +397,33 @@ mod tests {
         items.sort_unstable();
         assert_eq!(items, [2, 12]);
         assert_eq!(queues.drain(), [1, 3, 11, 13]);
+    }
+
+    /// Whatever a batch has, and however many are passed over for it: nobody is so for ever.
+    #[tokio::test]
+    async fn whoever_is_passed_over_has_the_next_turn() {
+        for (batch, hot, turns_before) in (1..=100)
+            .flat_map(|batch| (1..=5).map(move |hot| (batch, hot)))
+            .flat_map(|(batch, hot)| (0..TURNS).map(move |turns| (batch, hot, turns)))
+        {
+            let queues = Queues::new(hot, 200);
+            queues.state().turn = turns_before;
+            assert_eq!(queues.reserve_hot(hot), hot);
+            queues.push_reserved(vec![Path::Hot; hot]).unwrap();
+            let mut rounds = 0;
+            loop {
+                let (_, cold) = queues.depths();
+                assert!(queues.push_cold(vec![Path::Cold; 200 - cold]).is_empty());
+                let first = queues.take().await.unwrap();
+                if first == Path::Hot {
+                    break;
+                }
+                let mut hand = vec![first];
+                queues.take_wanted(batch - 1, &mut hand, |next| *next == first);
+                rounds += 1;
+                assert!(rounds < 3, "batches of {batch} beside {hot} hot ones, turn {turns_before}");
+            }
+        }
     }
 
     #[test]

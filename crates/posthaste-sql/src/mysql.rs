@@ -20,6 +20,7 @@ mod write_procedure;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use posthaste_core::EventId;
 use posthaste_core::store::{
@@ -231,7 +232,7 @@ impl MySqlStore {
         // A pool goes on knocking at a closed door for half a minute; the first connection is to say at once.
         let first = async { options.connect().await?.close().await };
         match first.await {
-            Ok(()) => Ok(Self::new(pool::unswept().connect_lazy_with(options)).reusing_connections()),
+            Ok(()) => Ok(Self::new(pool::to_server(Duration::ZERO).connect_lazy_with(options)).reusing_connections()),
             Err(error) => {
                 let here = place(options.get_socket(), options.get_host(), options.get_port());
                 Err(tls::refused(&error, Scheme::MySql)

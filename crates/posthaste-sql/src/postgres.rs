@@ -238,18 +238,7 @@ impl PgStore {
         }
         // To ask a connection whether it is alive costs a round trip each time, so only those are asked that had time to
         // die.
-        let pool = pool::unswept()
-            .max_connections(CONNECTIONS)
-            .acquire_timeout(ACQUIRE_TIMEOUT)
-            .test_before_acquire(false)
-            .before_acquire(|connection: &mut PgConnection, meta| {
-                Box::pin(async move {
-                    if meta.idle_for >= FRESH {
-                        connection.ping().await?;
-                    }
-                    Ok(true)
-                })
-            });
+        let pool = pool::to_server(FRESH).max_connections(CONNECTIONS).acquire_timeout(ACQUIRE_TIMEOUT);
         // A pool goes on knocking at a closed door for as long as it waits; the first connection says at once.
         let first = async { options.connect().await?.close().await };
         match first.await {

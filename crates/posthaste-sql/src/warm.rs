@@ -20,7 +20,7 @@ pub(crate) use server::acquire;
 /// How long a connection waits for the next transaction before it goes back to the pool.
 const KEPT: Duration = Duration::from_millis(10);
 
-/// How long a connection goes from one transaction to the next before the pool sees it again, which checks how old it is.
+/// How long a connection goes from one transaction to the next before the pool sees it again, which looks how old it is.
 const AWAY: Duration = Duration::from_secs(1);
 
 /// Connections on which a transaction has just been committed, for whoever begins the next one.
